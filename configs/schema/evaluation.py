@@ -1,0 +1,30 @@
+"""How champion, challenger and reference are measured."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from configs.schema.base import NonNegative, NonNegativeInt, PositiveInt, Section
+
+
+class EvaluationConfig(Section):
+    """One job: same frozen prompts, same seed, same reward model for all three."""
+
+    prompts: PositiveInt = 256
+    """At most this many of the frozen evaluation prompts."""
+    temperature: NonNegative = 1.0
+    """Sampling temperature of the answers; 0 is greedy."""
+    batch_size: PositiveInt = 128
+    """Sequences generated side by side."""
+    gold_function: str | None = None
+    """Reward function that is the truth, where one exists (`quickstart`, `gsm8k`); reported as gold_reward."""
+    perplexity_rows: PositiveInt = 256
+    """Held-out chosen texts for the perplexity."""
+    bootstrap_samples: Annotated[int, Field(ge=200, le=100_000)] = 2_000
+    """Resamples of the intervals."""
+    confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
+    """Level of the intervals."""
+    sample_answers: NonNegativeInt = 24
+    """Answers old beside new that are kept for the reader."""

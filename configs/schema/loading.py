@@ -1,0 +1,132 @@
+"""YAML + preset + overrides -> NightConfig, with errors that name the key and what to write. Needs no torch."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from configs.errors import ConfigError
+from configs.schema.night import NightConfig
+
+CONFIGS = Path(__file__).resolve().parent.parent
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> NightConfig:
+    """Read one night's YAML.
+
+    `preset: NAME` at the top names a file of configs/presets whose values lie under the file's own.
+    `overrides` are `key.path=value` with YAML values, laid over both.
+    Raises ConfigError naming the file, the key and the way out.
+    """
+    path = Path(path)
+    content = _read_yaml(path)
+    preset = content.pop("preset", None)
+    if preset is not None:
+        content = merge(_read_preset(path, preset), content)
+    for override in overrides:
+        content = merge(content, _parse_override(override))
+    try:
+        return NightConfig.model_validate(content)
+    except ValidationError as error:
+        raise ConfigError(explain(path, error)) from None
+
+
+def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Lay `above` over `below`, mapping by mapping; lists and scalars are replaced whole."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def preset_names() -> list[str]:
+    """Names that `preset:` may take."""
+    return sorted(file.stem for file in (CONFIGS / "presets").glob("*.yaml"))
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such config file", "give the path of a night's YAML, e.g. configs/quickstart.yaml")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not readable as YAML: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: the file must be a mapping of sections", "see configs/quickstart.yaml for the shape")
+    return content
+
+
+def _read_preset(path: Path, preset: Any) -> dict[str, Any]:
+    if preset not in preset_names():
+        raise ConfigError(f"{path}: preset: {preset!r} does not exist", f"write one of {', '.join(preset_names())}")
+    return _read_yaml(CONFIGS / "presets" / f"{preset}.yaml")
+
+
+def _parse_override(override: str) -> dict[str, Any]:
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"override {override!r} is not key.path=value", "write e.g. ppo.actor_lr=1e-5")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"override {override!r}: the value is not YAML") from None
+    # YAML 1.1 reads 1e-5 as a string; a number was meant.
+    if isinstance(value, str):
+        value = _as_number(value)
+    for part in reversed(key.strip().split(".")):
+        value = {part: value}
+    return dict(value)
+
+
+def _as_number(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def explain(path: str | Path, error: ValidationError) -> str:
+    """One line an error: file, key, what is wrong, what to write."""
+    lines = [f"{path}: {error.error_count()} problem(s); nothing has run"]
+    for item in error.errors():
+        key = ".".join(str(part) for part in item["loc"]) or "(whole file)"
+        lines.append(f"  {key}: {_sentence(item['type'], item['loc'], item['msg'], item.get('input'))}")
+    return "\n".join(lines)
+
+
+def _sentence(kind: str, location: tuple[int | str, ...], message: str, given: Any) -> str:
+    if kind == "extra_forbidden":
+        known = sorted(_known_keys(location[:-1]))
+        close = difflib.get_close_matches(str(location[-1]), known, n=1)
+        guess = f"; did you mean `{close[0]}`?" if close else ""
+        return f"unknown key{guess} Known here: {', '.join(known)}"
+    if kind == "missing":
+        return "this key is required"
+    message = message.removeprefix("Value error, ")
+    return message if isinstance(given, dict) else f"{message} (given: {given!r})"
+
+
+def _known_keys(location: tuple[int | str, ...]) -> list[str]:
+    """Fields of the section at `location`, found by walking the models' annotations."""
+    model: type[BaseModel] | None = NightConfig
+    for part in location:
+        if model is None or not isinstance(part, str) or part not in model.model_fields:
+            continue
+        model = _section_of(model.model_fields[part].annotation)
+    return list(model.model_fields) if model is not None else []
+
+
+def _section_of(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for inner in get_args(annotation):
+        found = _section_of(inner)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,46 @@
+"""Which networks take part, and how long their texts may be."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from configs.schema.base import PositiveInt, Section
+
+QUICKSTART_BASE = "quickstart"
+
+
+class ModelsConfig(Section):
+    """Folders of the base models (Hugging Face layout, safetensors, with tokenizer) and shared limits."""
+
+    base: str
+    """Folder of the policy's base model, or `quickstart` for the tiny Llama that the project builds itself."""
+    teacher: str | None = None
+    """Folder of the teacher reward model's base; null: the reference policy (the base after sft)."""
+    teacher_layers: PositiveInt | None = None
+    """Keep only the first N decoder layers of the teacher's base; null: all."""
+    student: str | None = None
+    """Folder of the student reward model's base; null: the reference policy."""
+    student_layers: PositiveInt | None = None
+    """Keep only the first N decoder layers of the student's base; null: all."""
+    share_backbone: Literal["auto", "never"] = "auto"
+    """auto: policy, critic and student are adapters on one frozen backbone where they share a base; never: own copies."""
+    layout: Literal["auto", "padded", "shared"] = "auto"
+    """How a group (one prompt, several responses) is laid out; shared stores the prompt once. All give the same numbers."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Weights' type; auto: float32 on CPU, bfloat16 on a GPU that has it. Losses are float32 always."""
+    max_prompt_length: PositiveInt = 1024
+    """Tokens of a prompt; longer ones are cut from the left, so that the answer survives."""
+    max_response_length: PositiveInt = 2048
+    """Tokens of a response, EOS included; longer ones are cut from the right and lose their EOS."""
+    chat_template: Literal["auto", "plain"] = "auto"
+    """auto: the tokenizer's own chat template when it has one; plain: role names and newlines."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+
+    @model_validator(mode="after")
+    def _layers_of_something(self) -> ModelsConfig:
+        if self.base == QUICKSTART_BASE and self.teacher is not None:
+            raise ValueError("models.teacher: the quickstart builds its own base; leave teacher empty or name a base folder")
+        return self

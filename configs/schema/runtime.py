@@ -1,0 +1,44 @@
+"""Where and how the stages run."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from configs.schema.base import NonNegative, NonNegativeInt, Positive, PositiveInt, Section
+
+
+class RuntimeConfig(Section):
+    """Processes, devices, retries, leases."""
+
+    home: str | None = None
+    """Folder of runs, snapshots, trajectories and journal; null: NIGHTJAR_HOME, or .nightjar in the working directory."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device of the stages."""
+    threads: NonNegativeInt = 0
+    """CPU threads of a stage; 0: all cores divided by the ranks."""
+    nproc_per_node: PositiveInt = 1
+    """Ranks a node; more than one starts torchrun."""
+    nnodes: PositiveInt = 1
+    """Nodes; more than one needs rdzv_endpoint."""
+    rdzv_endpoint: str | None = None
+    """host:port of the rendezvous for several nodes."""
+    strategy: Literal["ddp"] = "ddp"
+    """How several ranks share the work: replicas whose gradients are summed. One rank is plain torch."""
+    retries: NonNegativeInt = 2
+    """How often a stage whose process died is started again from its checkpoint."""
+    stage_timeout_minutes: Positive = 24 * 60.0
+    """A stage that takes longer is ended and fails."""
+    lease_seconds: Positive = 60.0
+    """A child ends itself when its parent has not renewed the lease for this long."""
+    min_free_disk_gb: NonNegative = 1.0
+    """Free space below which no night starts."""
+    keep_checkpoints: PositiveInt = 2
+    """Checkpoints kept a stage."""
+
+    @model_validator(mode="after")
+    def _rendezvous(self) -> RuntimeConfig:
+        if self.nnodes > 1 and not self.rdzv_endpoint:
+            raise ValueError("runtime.nnodes > 1 needs runtime.rdzv_endpoint; write host:port of the first node")
+        return self

@@ -1,0 +1,42 @@
+"""`python -m training STAGE DIRECTORY`: run one stage by its spec.json. Works by hand, with no server."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import sys
+from pathlib import Path
+
+from training.errors import NightjarError
+from training.process import die_with_parent, run_stage, watch_lease
+
+STAGES = ("sft", "reward", "distill", "annotate", "ppo", "evaluate")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse, run, and say errors in words. Exit code 2: the user can fix it; anything else is a crash."""
+    parser = argparse.ArgumentParser(prog="python -m training", description=__doc__)
+    parser.add_argument("stage", choices=STAGES)
+    parser.add_argument("directory", type=Path, help="stage directory holding spec.json")
+    options = parser.parse_args(arguments)
+    die_with_parent()
+    watch_lease(options.directory)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stdout)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from training.runtime import prepare_torch  # torch is imported only once the arguments are right
+
+    try:
+        prepare_torch(options.directory)
+        module = importlib.import_module(f"training.{options.stage}" if options.stage != "evaluate" else "training.evaluation.evaluate")
+        run_stage(options.directory, module.run)
+    except NightjarError as error:
+        logging.getLogger("nightjar").error("%s: %s", type(error).__name__, error)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
