@@ -1,0 +1,95 @@
+"""Where versions and runs are kept, how a promotion is proved, and when a champion is taken back later."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, field_validator, model_validator
+
+from configs.schema.base import NonNegative, NonNegativeInt, Positive, PositiveInt, Section
+
+
+class RegistryConfig(Section):
+    """MLflow: which server, which names, what is verified before the alias moves."""
+
+    model: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]*$")] = (
+        "nightjar-policy"
+    )
+    """Name of the registered model; its aliases are champion, challenger and previous."""
+    tracking_uri: str | None = None
+    """MLflow server (http://host:port) or database; null: MLFLOW_TRACKING_URI, or mlflow.db in the home."""
+    experiment: Annotated[str, Field(min_length=1, max_length=200)] = "nightjar"
+    """Experiment that holds one run a night."""
+    artifact_location: str | None = None
+    """Where a new experiment keeps its artifacts; null: mlartifacts in the home, or what the server decides."""
+    reach_timeout_seconds: Annotated[float, Field(gt=0.0, le=600.0)] = 15.0
+    """A server that has not answered for this long before the night counts as down; nothing is computed then."""
+    lock_wait_seconds: NonNegative = 30.0
+    """How long a promotion or rollback waits for another one of the same model."""
+    verify_prompts: Annotated[list[str], Field(min_length=1, max_length=32)] = [
+        "Hello, who are you?",
+        "What is two plus three?",
+    ]
+    """Prompts answered by the stored version before, and through the alias after, the alias moves."""
+    verify_max_new_tokens: Annotated[int, Field(ge=1, le=512)] = 16
+    """Tokens an answer of the verification may have."""
+    verify_timeout_minutes: Positive = 20.0
+    """A version that has not loaded and answered in this time is refused."""
+    max_points: Annotated[int, Field(ge=10, le=2_000)] = 2_000
+    """Points a metric may have in MLflow; longer series are thinned evenly and keep their last point."""
+    retention_keep: NonNegativeInt = 20
+    """Newest versions that retention leaves alone, besides those it never touches."""
+
+    @field_validator("verify_prompts")
+    @classmethod
+    def _prompts_say_something(cls, prompts: list[str]) -> list[str]:
+        if any(not prompt.strip() for prompt in prompts):
+            raise ValueError("an empty prompt verifies nothing; write a sentence or remove the entry")
+        return prompts
+
+    @field_validator("tracking_uri")
+    @classmethod
+    def _uri_of_a_store(cls, uri: str | None) -> str | None:
+        if uri is not None and "://" not in uri:
+            raise ValueError("write a URI such as http://127.0.0.1:5000 or sqlite:////var/lib/nightjar/mlflow.db")
+        return uri
+
+
+class WatchLimit(Section):
+    """A bound that the champion must keep after its promotion."""
+
+    metric: Annotated[str, Field(min_length=1)]
+    """Name of the measured metric, as in the evaluation report."""
+    min: float | None = None
+    """The value may not fall below this."""
+    max: float | None = None
+    """The value may not rise above this."""
+    max_drop: Annotated[float, Field(ge=0.0)] | None = None
+    """The value may not fall more than this below the first measurement of the same champion."""
+
+    @model_validator(mode="after")
+    def _bounds_something(self) -> WatchLimit:
+        if self.min is None and self.max is None and self.max_drop is None:
+            raise ValueError(f"limit on {self.metric} bounds nothing; write min, max or max_drop")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"limit on {self.metric}: min {self.min} is above max {self.max}; no value passes")
+        return self
+
+
+class WatchConfig(Section):
+    """Re-measuring the champion on its own schedule."""
+
+    limits: list[WatchLimit] = []
+    """Bounds of the champion; empty: the watch has nothing to judge and says so."""
+    patience: PositiveInt = 3
+    """Consecutive measurements with a breach before the champion is rolled back."""
+    prompts: PositiveInt = 64
+    """Frozen evaluation prompts used a measurement."""
+
+    @model_validator(mode="after")
+    def _one_limit_a_metric(self) -> WatchConfig:
+        names = [limit.metric for limit in self.limits]
+        doubled = sorted({name for name in names if names.count(name) > 1})
+        if doubled:
+            raise ValueError(f"more than one limit on {', '.join(doubled)}; write min, max and max_drop in one entry")
+        return self
