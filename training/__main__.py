@@ -12,13 +12,21 @@ from pathlib import Path
 from training.errors import NightjarError
 from training.process import die_with_parent, run_stage, watch_lease
 
-STAGES = ("sft", "reward", "distill", "annotate", "ppo", "evaluate")
+STAGES = {
+    "base": "training.base",
+    "sft": "training.sft",
+    "reward": "training.reward",
+    "distill": "training.distill",
+    "annotate": "training.annotate",
+    "ppo": "training.ppo",
+    "evaluate": "training.evaluation.evaluate",
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse, run, and say errors in words. Exit code 2: the user can fix it; anything else is a crash."""
     parser = argparse.ArgumentParser(prog="python -m training", description=__doc__)
-    parser.add_argument("stage", choices=STAGES)
+    parser.add_argument("stage", choices=sorted(STAGES))
     parser.add_argument("directory", type=Path, help="stage directory holding spec.json")
     options = parser.parse_args(arguments)
     die_with_parent()
@@ -30,8 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     try:
         prepare_torch(options.directory)
-        module = importlib.import_module(f"training.{options.stage}" if options.stage != "evaluate" else "training.evaluation.evaluate")
-        run_stage(options.directory, module.run)
+        run_stage(options.directory, importlib.import_module(STAGES[options.stage]).run)
     except NightjarError as error:
         logging.getLogger("nightjar").error("%s: %s", type(error).__name__, error)
         return 2
