@@ -5,7 +5,7 @@ Alphabet: N rows, L tokens a row, B responses, R response positions. All layouts
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,11 +49,32 @@ class Layout:
 
 
 def build_layout(groups: Sequence[Group], kind: str, pad_id: int) -> Layout:
-    """`padded`: a row a response; `shared`: a row a group, its prompt stored once; `auto`: shared where it is shorter."""
-    if kind == "auto":
-        kind = "shared" if _worth_sharing(groups) else "padded"
+    """`padded`: a row a response; `shared`: a row a group, its prompt stored once."""
     rows = [_shared_row(group) for group in groups] if kind == "shared" else _padded_rows(groups)
     return _assemble(rows, pad_id, blocks=kind == "shared")
+
+
+def resolve_layout(kind: str, groups: Sequence[Group]) -> str:
+    """What `auto` means for these groups: shared where it saves a fifth of the tokens, since block masks cost too."""
+    if kind != "auto":
+        return kind
+    slots = {layout: sum(height * length for height, length in map(_size(layout), groups)) for layout in ("padded", "shared")}
+    return "shared" if slots["shared"] < 0.8 * slots["padded"] else "padded"
+
+
+def group_sizes(groups: Sequence[Group], kind: str) -> list[tuple[int, int]]:
+    """(rows, longest row) that each group takes in a layout of this kind: what `microbatches` wants to know."""
+    return list(map(_size(kind), groups))
+
+
+def _size(kind: str) -> Callable[[Group], tuple[int, int]]:
+    def padded(group: Group) -> tuple[int, int]:
+        return len(group.responses), len(group.prompt_ids) + max(len(r) for r in group.responses)
+
+    def shared(group: Group) -> tuple[int, int]:
+        return 1, len(group.prompt_ids) + sum(len(r) for r in group.responses)
+
+    return shared if kind == "shared" else padded
 
 
 @dataclass(frozen=True)
@@ -77,19 +98,6 @@ def _shared_row(group: Group) -> _Row:
 
 def _padded_rows(groups: Sequence[Group]) -> list[_Row]:
     return [_shared_row(Group(group.prompt_ids, (response,))) for group in groups for response in group.responses]
-
-
-def _worth_sharing(groups: Sequence[Group]) -> bool:
-    """A block mask costs a full [L, L] matrix, so sharing must save a good part of the tokens."""
-    alone = padded_tokens(groups)
-    longest = max(len(g.prompt_ids) + sum(len(r) for r in g.responses) for g in groups)
-    return len(groups) * longest < 0.8 * alone
-
-
-def padded_tokens(groups: Sequence[Group]) -> int:
-    """Slots of the padded layout."""
-    lengths = [len(g.prompt_ids) + len(r) for g in groups for r in g.responses]
-    return len(lengths) * max(lengths)
 
 
 def _assemble(rows: Sequence[_Row], pad_id: int, blocks: bool) -> Layout:

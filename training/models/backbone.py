@@ -1,0 +1,209 @@
+"""One loaded network and the adapters on it. The only place that talks to transformers and peft."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors.torch import load_file
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from training.errors import ModelFolderError
+from training.models.folder import check_model_folder
+from training.models.layout import Layout
+from training.seeding import seeded_init
+
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+
+@dataclass(frozen=True)
+class LoraSettings:
+    """An adapter's shape. The update is scaled by alpha / rank."""
+
+    rank: int
+    alpha: float
+    target_modules: str | list[str] = "all-linear"
+
+
+class Backbone:
+    """A causal language model, its tokenizer, and any number of named LoRA adapters on its frozen weights."""
+
+    def __init__(self, model: nn.Module, tokenizer: Any, source: Path, num_layers: int | None = None) -> None:
+        self.tokenizer = tokenizer
+        self.source = source
+        self.num_layers = num_layers
+        self._base = model
+        self._peft: PeftModel | None = None
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        num_layers: int | None = None,
+        gradient_checkpointing: bool = False,
+    ) -> Backbone:
+        """Load from a local folder, safetensors only, optionally the first `num_layers` decoder layers.
+
+        Raises ModelFolderError when the folder is incomplete or a weight is missing from it.
+        """
+        checked = check_model_folder(folder)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        if num_layers is not None:
+            _cut_layers(config, num_layers, checked.path)
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            attn_implementation="sdpa",
+            output_loading_info=True,
+        )
+        _check_loading(info, checked.path, num_layers)
+        model.to(device).eval()
+        model.requires_grad_(False)
+        if gradient_checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            model.enable_input_require_grads()
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return cls(model, tokenizer, checked.path, num_layers)
+
+    @property
+    def base(self) -> Any:
+        """The transformers model itself."""
+        return self._base
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self._base.parameters()).device
+
+    @property
+    def hidden_size(self) -> int:
+        """H, the width of the hidden states."""
+        return int(self._base.config.get_text_config().hidden_size)
+
+    def num_parameters(self) -> int:
+        """Weights of the base model, adapters not counted."""
+        names = {id(p): p.numel() for name, p in self._base.named_parameters() if ".lora_" not in name}
+        return sum(names.values())
+
+    def add_adapter(self, name: str, settings: LoraSettings, seed: int) -> None:
+        """Put a new LoRA adapter on the frozen weights; its update is zero until trained."""
+        config = LoraConfig(
+            r=settings.rank,
+            lora_alpha=settings.alpha,
+            target_modules=settings.target_modules,
+            lora_dropout=0.0,
+            bias="none",
+            task_type="CAUSAL_LM",
+        )
+        with seeded_init(seed, f"adapter/{name}"):
+            if self._peft is None:
+                self._peft = get_peft_model(self._base, config, adapter_name=name)
+            else:
+                self._peft.add_adapter(name, config)
+        self._peft.to(self.device)
+
+    def load_adapter(self, name: str, folder: Path, seed: int = 0) -> None:
+        """Add an adapter and fill it from a PEFT folder, strictly: every weight present, none left over."""
+        config = LoraConfig.from_pretrained(str(folder))
+        modules = config.target_modules
+        settings = LoraSettings(config.r, config.lora_alpha, sorted(modules) if isinstance(modules, set) else modules)
+        self.add_adapter(name, settings, seed)
+        file = folder / ADAPTER_WEIGHTS
+        if not file.is_file():
+            raise ModelFolderError(f"{file}: missing", "an adapter folder holds adapter_model.safetensors")
+        weights = load_file(file)
+        expected = set(get_peft_model_state_dict(self._peft, adapter_name=name))
+        if set(weights) != expected:
+            odd = sorted(set(weights) ^ expected)[:3]
+            raise ModelFolderError(f"{file}: does not fit {self.source}: {', '.join(odd)}")
+        set_peft_model_state_dict(self._peft, weights, adapter_name=name)
+
+    def save_adapter(self, name: str, folder: Path) -> None:
+        """Write one adapter in PEFT's own layout (adapter_config.json, adapter_model.safetensors)."""
+        assert self._peft is not None
+        self._peft.save_pretrained(str(folder), selected_adapters=[name], safe_serialization=True)
+        nested = folder / name
+        if nested.is_dir():  # PEFT nests every adapter that is not called "default"
+            for file in nested.iterdir():
+                file.replace(folder / file.name)
+            nested.rmdir()
+        (folder / "README.md").unlink(missing_ok=True)
+
+    def adapter_parameters(self, name: str) -> dict[str, nn.Parameter]:
+        """The adapter's weights by full name."""
+        return {key: p for key, p in self._base.named_parameters() if f".{name}." in key and ".lora_" in key}
+
+    @contextmanager
+    def reading(self, adapter: str | None) -> Iterator[None]:
+        """Read the network with this adapter, or with none."""
+        if self._peft is None:
+            yield
+        elif adapter is None:
+            with self._peft.disable_adapter():
+                yield
+        else:
+            self._peft.set_adapter(adapter)
+            yield
+
+    def hidden(self, layout: Layout, adapter: str | None) -> torch.Tensor:
+        """Hidden states at the response positions, [B, R + 1, H], after the final norm; masked slots hold anything."""
+        attention = layout.attention
+        if attention is not None:
+            attention = attention.to(self._base.dtype)
+        with self.reading(adapter):
+            states = self._base.base_model(
+                input_ids=layout.input_ids,
+                position_ids=layout.position_ids,
+                attention_mask=attention,
+                use_cache=False,
+            ).last_hidden_state
+        return states[layout.row[:, None], layout.positions]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Vocabulary logits of hidden states, [..., H] -> [..., V]."""
+        logits = self._base.get_output_embeddings()(hidden)
+        cap = getattr(self._base.config.get_text_config(), "final_logit_softcapping", None)
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def merge_and_save(self, adapter: str, folder: Path) -> None:
+        """Fold the adapter into the weights and write a whole model folder. This backbone is spent afterwards."""
+        assert self._peft is not None
+        self._peft.set_adapter(adapter)
+        merged = self._peft.merge_and_unload(adapter_names=[adapter])
+        merged.save_pretrained(str(folder), safe_serialization=True)
+        self.tokenizer.save_pretrained(str(folder))
+
+    def save(self, folder: Path) -> None:
+        """Write the base model and tokenizer as a whole model folder."""
+        self._base.save_pretrained(str(folder), safe_serialization=True)
+        self.tokenizer.save_pretrained(str(folder))
+
+
+def _cut_layers(config: Any, num_layers: int, folder: Path) -> None:
+    if num_layers > config.num_hidden_layers:
+        raise ModelFolderError(f"{folder}: has {config.num_hidden_layers} layers, {num_layers} were asked for")
+    config.num_hidden_layers = num_layers
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:num_layers]
+
+
+def _check_loading(info: Any, folder: Path, num_layers: int | None) -> None:
+    """A weight that is missing would be newly initialised with only a warning: refuse instead."""
+    if info["missing_keys"]:
+        raise ModelFolderError(f"{folder}: weights missing: {', '.join(sorted(info['missing_keys'])[:3])}")
+    if info["unexpected_keys"] and num_layers is None:
+        raise ModelFolderError(f"{folder}: weights left over: {', '.join(sorted(info['unexpected_keys'])[:3])}")
