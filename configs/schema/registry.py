@@ -26,10 +26,9 @@ class RegistryConfig(Section):
     """A server that has not answered for this long before the night counts as down; nothing is computed then."""
     lock_wait_seconds: NonNegative = 30.0
     """How long a promotion or rollback waits for another one of the same model."""
-    verify_prompts: Annotated[list[str], Field(min_length=1, max_length=32)] = [
-        "Hello, who are you?",
-        "What is two plus three?",
-    ]
+    verify_prompts: Annotated[list[str], Field(min_length=1, max_length=32)] = Field(
+        default_factory=lambda: ["Hello, who are you?", "What is two plus three?"]
+    )
     """Prompts answered by the stored version before, and through the alias after, the alias moves."""
     verify_max_new_tokens: Annotated[int, Field(ge=1, le=512)] = 16
     """Tokens an answer of the verification may have."""
@@ -79,7 +78,7 @@ class WatchLimit(Section):
 class WatchConfig(Section):
     """Re-measuring the champion on its own schedule."""
 
-    limits: list[WatchLimit] = []
+    limits: list[WatchLimit] = Field(default_factory=list)
     """Bounds of the champion; empty: the watch has nothing to judge and says so."""
     patience: PositiveInt = 3
     """Consecutive measurements with a breach before the champion is rolled back."""

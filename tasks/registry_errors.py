@@ -1,0 +1,58 @@
+"""What can go wrong between Nightjar and the registry. Each says who can mend it and whether the champion stands."""
+
+from __future__ import annotations
+
+from configs.errors import NightjarError
+
+__all__ = [
+    "BannedVersion",
+    "JournalError",
+    "LockHeld",
+    "PromotionError",
+    "PromotionRaced",
+    "RegistryError",
+    "RollbackRefused",
+    "ServingError",
+    "StoredBytesDiffer",
+    "TrackingUnavailable",
+]
+
+
+class TrackingUnavailable(NightjarError, ConnectionError):
+    """The MLflow store does not answer. Nothing is lost: what was to be sent stays on disk and is sent later."""
+
+
+class RegistryError(NightjarError, RuntimeError):
+    """The registry answered, and refused; the message is its own. The champion stays."""
+
+
+class JournalError(NightjarError, RuntimeError):
+    """The journal holds a line that is neither a record nor a sealed fragment; a person must look before anything moves."""
+
+
+class LockHeld(NightjarError, RuntimeError):
+    """Another process is doing the same thing; try again when it has ended."""
+
+
+class PromotionError(NightjarError, RuntimeError):
+    """A promotion did not reach `verified`; the previous champion is back, or reconcile will put it back."""
+
+
+class PromotionRaced(PromotionError):
+    """Somebody else moved the alias meanwhile; theirs stands, the challenger must be judged against it first."""
+
+
+class BannedVersion(PromotionError):
+    """The version, or one with the same weights, was rolled back before; only a person's force promotes it again."""
+
+
+class StoredBytesDiffer(PromotionError):
+    """What the artifact store holds is not what was logged; the version is never promoted."""
+
+
+class ServingError(PromotionError):
+    """A stored version does not load, or does not answer; the message ends with the child's last words."""
+
+
+class RollbackRefused(NightjarError, RuntimeError):
+    """There is nothing sound to go back to; the champion stays."""
