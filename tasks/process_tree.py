@@ -54,9 +54,9 @@ def end_processes(directory: Path, grace_seconds: float = GRACE_SECONDS) -> int:
     found = processes_of(directory)
     if not found:
         return 0
-    ended = len(found)
     _send(found, signal.SIGTERM)
-    psutil.wait_procs(found, timeout=grace_seconds)
+    if _gone_within(directory, grace_seconds):
+        return len(found)
     deadline = time.monotonic() + grace_seconds
     # Looked for again each time: a dying launcher may have started something meanwhile.
     while left := processes_of(directory):
@@ -64,8 +64,18 @@ def end_processes(directory: Path, grace_seconds: float = GRACE_SECONDS) -> int:
             numbers = ", ".join(str(process.pid) for process in left)
             raise StageError(f"processes {numbers} of {directory} cannot be ended", "end them by hand, then run again")
         _send(left, signal.SIGKILL)
-        psutil.wait_procs(left, timeout=1.0)
-    return ended
+        _gone_within(directory, 1.0)
+    return len(found)
+
+
+def _gone_within(directory: Path, seconds: float) -> bool:
+    """Wait until no process carries the mark. Looks, and does not wait on process ids: an exit status is its parent's."""
+    deadline = time.monotonic() + seconds
+    while processes_of(directory):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def _mark(process: psutil.Process) -> str | None:
