@@ -72,6 +72,9 @@ class RewardConfig(SupervisedConfig):
     uncertainty_penalty: NonNegative = 1.0
     """lambda in mean - lambda x spread, for `mean_minus_std`."""
 
+    collapse_loss_gap: Annotated[float, Field(ge=-1.0, le=0.69)] = 0.01
+    """The calibrated held-out loss must be this far below ln 2, or the model counts as collapsed and the stage fails."""
+
     @model_validator(mode="after")
     def _function_named(self) -> RewardConfig:
         if self.kind == "function" and not self.function:

@@ -1,0 +1,99 @@
+"""Stage sft: next-token loss on chosen responses. Its model is the frozen reference of everything after it."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Sequence
+
+import torch
+
+from configs.schema.models import ModelsConfig
+from configs.schema.supervised import SFTConfig
+from training.context import StageContext, StageOutcome
+from training.examples import Encoder, encode_imitation, read_split
+from training.metrics import Mean
+from training.models.backbone import Backbone, LoraSettings
+from training.models.layout import Group, build_layout, group_sizes, microbatches
+from training.models.network import Network
+from training.models.tokenize import pad_id
+from training.objectives import aggregate
+from training.runtime import pick_device, pick_dtype
+from training.supervised import fit
+from training.world import current_world
+
+ADAPTER = "sft"
+
+
+class ImitationTask:
+    """Token-mean negative log-likelihood of responses given their prompts."""
+
+    def __init__(
+        self, network: Network, names: Sequence[str], groups: Sequence[Group], held_out: Sequence[Group], budget: int
+    ) -> None:
+        self.network, self.names, self.groups, self.held_out, self.budget = network, names, groups, held_out, budget
+        self.sizes = group_sizes(groups, "padded")
+
+    def count(self, items: Sequence[int]) -> float:
+        """Response tokens."""
+        return float(sum(len(self.groups[i].responses[0]) for i in items))
+
+    def loss(self, items: Sequence[int], count: float) -> tuple[torch.Tensor, dict[str, Mean]]:
+        """Negative log-likelihood over the global number of tokens."""
+        layout = build_layout([self.groups[i] for i in items], "padded", pad_id(self.network.backbone.tokenizer))
+        layout = layout.to(self.network.backbone.device)
+        log_probs = self.network.log_probs(layout)
+        loss = aggregate(-log_probs, layout.response_mask, "token-mean", num_tokens=count)
+        tokens = float(layout.response_mask.sum())
+        return loss, {"loss": Mean(-float(log_probs.detach().double().sum()), tokens)}
+
+    def validate(self) -> dict[str, float]:
+        """Loss and perplexity of held-out chosen responses."""
+        if not self.held_out:
+            return {}
+        loss = negative_log_likelihood(self.network, self.held_out, self.budget)
+        return {"validation_loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+
+
+@torch.no_grad()
+def negative_log_likelihood(network: Network, groups: Sequence[Group], budget: int) -> float:
+    """Mean over all response tokens, nats a token."""
+    total, tokens = 0.0, 0
+    for batch in microbatches(group_sizes(groups, "padded"), budget):
+        layout = build_layout([groups[i] for i in batch], "padded", pad_id(network.backbone.tokenizer))
+        layout = layout.to(network.backbone.device)
+        total -= float(network.log_probs(layout).double().sum())
+        tokens += int(layout.response_mask.sum())
+    return total / tokens if tokens else 0.0
+
+
+def run(context: StageContext) -> StageOutcome:
+    """Train on the snapshot's chosen responses and write a whole, servable model folder."""
+    models, config = context.section("models", ModelsConfig), context.section("sft", SFTConfig)
+    device, world = pick_device(), current_world()
+    backbone = Backbone.load(
+        context.input("base"), device=device, dtype=_train_dtype(models, config, device),
+        gradient_checkpointing=models.gradient_checkpointing,
+    )  # fmt: skip
+    if config.lora_rank:
+        settings = LoraSettings(config.lora_rank, config.lora_alpha, config.lora_target_modules)
+        backbone.add_adapter(ADAPTER, settings, context.spec.seed)
+    network = Network(backbone, ADAPTER if config.lora_rank else None, trains_backbone=not config.lora_rank)
+    encoder = Encoder(backbone.tokenizer, models)
+    names, groups = encode_imitation(read_split(context.input("snapshot"), "train"), encoder)
+    _, held_out = encode_imitation(read_split(context.input("snapshot"), "validation"), encoder)
+    held_out = held_out[: config.max_validation_rows]
+    report = fit(
+        ImitationTask(network, names, groups, held_out, config.max_tokens_per_microbatch), config, context, world
+    )
+    folder = context.output("model")
+    if world.is_main:
+        shutil.rmtree(folder, ignore_errors=True)
+        backbone.merge_and_save(ADAPTER, folder) if config.lora_rank else backbone.save(folder)
+    metrics = report.validation | {"steps": float(report.steps), "rows": float(len(names))}
+    return StageOutcome({"model": folder}, metrics, {"parameters": backbone.num_parameters()})
+
+
+def _train_dtype(models: ModelsConfig, config: SFTConfig, device: torch.device) -> torch.dtype:
+    """Weights that are trained whole stay float32: AdamW on bfloat16 weights loses small updates."""
+    return pick_dtype(models.dtype, device) if config.lora_rank else torch.float32
