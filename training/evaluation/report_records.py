@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -52,6 +53,9 @@ class Estimate(Record):
         for interval in self.intervals:
             if self.value < interval.low or self.value > interval.high:
                 raise ValueError(f"value {self.value} lies outside its interval [{interval.low}, {interval.high}]")
+        for inner, outer in pairwise(self.intervals):
+            if outer.low > inner.low or outer.high < inner.high:
+                raise ValueError(f"the {outer.confidence} interval is narrower than the {inner.confidence} interval")
         return self
 
     def interval(self, confidence: float) -> Interval | None:

@@ -71,7 +71,7 @@ def unpaired_difference(
 
 
 def win_points(challenger: ArrayLike, opponent: ArrayLike) -> FloatArray:
-    """Per prompt [N]: 1 where the challenger scored higher, one half for a tie, else 0; NaN if a score is not finite."""
+    """Per prompt [N]: 1 where the challenger scored higher, one half for a tie, else 0; NaN where a score is not."""
     left, right = paired_samples(challenger, opponent)
     points = np.where(left > right, 1.0, np.where(left == right, 0.5, 0.0))
     return np.where(np.isfinite(left) & np.isfinite(right), points, np.nan)
