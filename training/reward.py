@@ -117,7 +117,7 @@ def run(context: StageContext) -> StageOutcome:
     description = describe(config, models, "lora" if config.lora_rank else "full")
     if config.lora_rank:
         description = RewardDescription(
-            **asdict(description) | {"base": lora_base(context.spec.inputs["reference"], models.teacher_layers)}
+            **asdict(description) | {"base": lora_base(context.spec.inputs[_base_role(context)], models.teacher_layers)}
         )
     return _finish(context, RewardModel(network, description), held_out or pairs, config, layout, dropped, report.steps)
 
@@ -125,9 +125,8 @@ def run(context: StageContext) -> StageOutcome:
 def _build_network(context: StageContext, models: ModelsConfig, config: RewardConfig) -> Network:
     device = pick_device()
     dtype = pick_dtype(models.dtype, device) if config.lora_rank else torch.float32
-    base = "teacher_base" if context.has_input("teacher_base") else "reference"
     backbone = Backbone.load(
-        context.input(base), device=device, dtype=dtype, num_layers=models.teacher_layers,
+        context.input(_base_role(context)), device=device, dtype=dtype, num_layers=models.teacher_layers,
         gradient_checkpointing=models.gradient_checkpointing,
     )  # fmt: skip
     if config.lora_rank:
@@ -135,6 +134,10 @@ def _build_network(context: StageContext, models: ModelsConfig, config: RewardCo
         backbone.add_adapter(ADAPTER, settings, context.spec.seed)
     head = ScalarHead(backbone.hidden_size, config.ensemble_size).initialise(context.spec.seed, "reward")
     return Network(backbone, ADAPTER if config.lora_rank else None, head, trains_backbone=not config.lora_rank)
+
+
+def _base_role(context: StageContext) -> str:
+    return "teacher_base" if context.has_input("teacher_base") else "reference"
 
 
 def _finish(

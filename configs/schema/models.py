@@ -36,6 +36,10 @@ class ModelsConfig(Section):
     """Tokens of a response, EOS included; longer ones are cut from the right and lose their EOS."""
     chat_template: Literal["auto", "plain"] = "auto"
     """auto: the tokenizer's own chat template when it has one; plain: role names and newlines."""
+    quickstart_hidden_size: PositiveInt = 128
+    """Width of the tiny Llama that `base: quickstart` builds; a multiple of 32."""
+    quickstart_layers: PositiveInt = 6
+    """Decoder layers of the tiny Llama that `base: quickstart` builds."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
 
@@ -43,4 +47,8 @@ class ModelsConfig(Section):
     def _layers_of_something(self) -> ModelsConfig:
         if self.base == QUICKSTART_BASE and self.teacher is not None:
             raise ValueError("models.teacher: the quickstart builds its own base; leave teacher empty or name a base folder")
+        if self.quickstart_hidden_size % 32:
+            raise ValueError(
+                f"models.quickstart_hidden_size is {self.quickstart_hidden_size}; write a multiple of 32 (heads are 32 wide)"
+            )
         return self

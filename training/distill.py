@@ -1,0 +1,272 @@
+"""Stage distill: a small student learns the teacher's margins and scores, on the pairs and on the policy's own answers."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from scipy.stats import kendalltau
+
+from configs.schema.models import ModelsConfig
+from configs.schema.supervised import DistillConfig
+from training.calibration import margin_report
+from training.context import StageContext, StageOutcome
+from training.contract import write_json
+from training.errors import StageError
+from training.examples import Encoder, Pair, encode_pairs, encode_prompts, read_split
+from training.metrics import Mean
+from training.models.backbone import Backbone, LoraSettings
+from training.models.layout import Group, resolve_layout
+from training.models.network import Network, ScalarHead
+from training.models.reward_model import ADAPTER, HEAD_FILE, RewardDescription, RewardModel, lora_base
+from training.models.sampling import SamplingSettings, sample_responses
+from training.models.tokenize import decode_response
+from training.objectives import distill_loss, preference_kl
+from training.pair_task import PairRows
+from training.runtime import pick_device, pick_dtype
+from training.seeding import torch_generator
+from training.supervised import fit
+from training.world import current_world
+
+
+@dataclass(frozen=True)
+class TaughtPairs:
+    """Rows that carry a pair, the student's tokens of it, and the teacher's scores [P, 2]. `labelled`: a person chose."""
+
+    pairs: Sequence[Pair]
+    teacher: torch.Tensor
+    labelled: torch.Tensor
+
+
+class DistillTask(PairRows):
+    """distill_loss against stored teacher scores; every head of the student learns the same target."""
+
+    def __init__(
+        self, network: Network, taught: TaughtPairs, held_out: TaughtPairs, config: DistillConfig, layout: str
+    ) -> None:
+        super().__init__(network, taught.pairs, layout)
+        self.taught, self.held_out, self.config = taught, held_out, config
+
+    def loss(self, items: Sequence[int], count: float) -> tuple[torch.Tensor, dict[str, Mean]]:
+        """The weighted sum of the four terms over the global number of pairs."""
+        chosen, rejected = self.pair_scores(items)
+        chosen, rejected = chosen[:, 0], rejected[:, 0]
+        teacher = self.taught.teacher[list(items)].to(chosen.device)
+        # Teacher scores are centred over the training rows, so the student's centre is fixed and microbatches add up.
+        loss = distill_loss(
+            teacher[:, 0], teacher[:, 1], chosen, rejected,
+            temperature=self.config.temperature, margin_weight=self.config.margin_weight,
+            pointwise_weight=self.config.pointwise_weight, label_weight=self.config.label_weight,
+            label_weights=self.taught.labelled[list(items)].to(chosen.device), score_offset=0.0, num_pairs=count,
+        )  # fmt: skip
+        kl = preference_kl(teacher[:, 0] - teacher[:, 1], (chosen - rejected).detach())
+        return loss, {
+            "loss": Mean(float(loss.detach()) * count, float(len(items))),
+            "student_teacher_kl": Mean(float(kl) * len(items), float(len(items))),
+        }
+
+    def validate(self) -> dict[str, float]:
+        """Student-teacher KL on held-out pairs: what is kept is the state that agrees best."""
+        scores = student_scores(self.network, self.held_out.pairs, self.config.max_tokens_per_microbatch, self.layout)
+        teacher = self.held_out.teacher
+        kl = preference_kl(teacher[:, 0] - teacher[:, 1], scores[:, 0] - scores[:, 1])
+        return {"validation_loss": float(kl), "validation_student_teacher_kl": float(kl)}
+
+
+def student_scores(network: Network, pairs: Sequence[Pair], budget: int, layout: str) -> torch.Tensor:
+    """[P, 2] scores of a one-headed network."""
+    description = RewardDescription("lora", 1, "mean", 0.0, 0, 0, "auto")
+    groups = [pair.group for pair in pairs]
+    return RewardModel(network, description).scores(groups, budget, layout).reshape(-1, 2)
+
+
+def run(context: StageContext) -> StageOutcome:
+    """Let the teacher score everything once, forget it, train the student, compare the two."""
+    models, config = context.section("models", ModelsConfig), context.section("distill", DistillConfig)
+    snapshot = context.input("snapshot")
+    own = _policy_pairs(context, models, config)
+    train_rows, held_out_rows = read_split(snapshot, "train"), read_split(snapshot, "validation")
+    teacher = _Teacher(context, models)
+    network = _build_student(context, models, config)
+    encoder = Encoder(network.backbone.tokenizer, models)
+    taught = _taught(train_rows + own, teacher, encoder, config, labelled=len(train_rows))
+    held_out = _taught(held_out_rows[: config.max_validation_rows], teacher, encoder, config) if held_out_rows else taught
+    taught, held_out, centre = _centred(taught, held_out)
+    layout = resolve_layout(models.layout, [pair.group for pair in taught.pairs])
+    teacher_facts = teacher.facts([pair.group for pair in held_out.pairs], layout, config)
+    del teacher
+    fit(DistillTask(network, taught, held_out, config, layout), config, context, current_world())
+    student = RewardModel(network, _description(context, models, config))
+    return _finish(context, config, student, held_out, layout, teacher_facts | {"teacher_score_mean": centre})
+
+
+class _Teacher:
+    """The teacher for as long as it is needed: scores by row, from its own tokenizer."""
+
+    def __init__(self, context: StageContext, models: ModelsConfig) -> None:
+        device = pick_device()
+        self.model = RewardModel.load(context.input("teacher"), device=device, dtype=pick_dtype(models.dtype, device))
+        self.encoder = Encoder(self.model.network.backbone.tokenizer, models)
+
+    def scores(self, rows: Sequence[Mapping[str, Any]], config: DistillConfig) -> dict[str, torch.Tensor]:
+        """[2] scores by row id."""
+        pairs, _ = encode_pairs(rows, self.encoder)
+        if not pairs:
+            return {}
+        groups = [pair.group for pair in pairs]
+        layout = resolve_layout("auto", groups)
+        scores = self.model.scores(groups, config.max_tokens_per_microbatch, layout).reshape(-1, 2)
+        return {pair.row_id: score for pair, score in zip(pairs, scores, strict=True)}
+
+    def facts(self, groups: Sequence[Group], layout: str, config: DistillConfig) -> dict[str, float]:
+        """Parameters and seconds a pair, to compare the student with."""
+        return {
+            "teacher_parameters": float(self.model.num_parameters()),
+            "teacher_seconds": _seconds(self.model, groups, config.max_tokens_per_microbatch, layout),
+        }
+
+
+def _taught(
+    rows: Sequence[Mapping[str, Any]], teacher: _Teacher, encoder: Encoder, config: DistillConfig, labelled: int | None = None
+) -> TaughtPairs:
+    """Pairs that both tokenizers keep. The first `labelled` rows carry a person's label."""
+    with_label = {row["row_id"] for row in rows[:labelled]}
+    scores = teacher.scores(rows, config)
+    pairs = [pair for pair in encode_pairs(rows, encoder)[0] if pair.row_id in scores]
+    if not pairs:
+        raise StageError(f"distill: none of {len(rows)} rows holds a usable pair", "look at the validation report")
+    return TaughtPairs(
+        pairs=pairs,
+        teacher=torch.stack([scores[pair.row_id] for pair in pairs]),
+        labelled=torch.tensor([pair.weight if pair.row_id in with_label else 0.0 for pair in pairs]),
+    )
+
+
+def _centred(taught: TaughtPairs, held_out: TaughtPairs) -> tuple[TaughtPairs, TaughtPairs, float]:
+    """A reward is defined up to a constant: the student learns scores around zero."""
+    centre = float(taught.teacher.double().mean())
+    return replace(taught, teacher=taught.teacher - centre), replace(held_out, teacher=held_out.teacher - centre), centre
+
+
+def _policy_pairs(context: StageContext, models: ModelsConfig, config: DistillConfig) -> list[dict[str, Any]]:
+    """Unlabelled pairs of the reference policy's own answers: the student must be right where the policy really is."""
+    if config.policy_pairs == 0:
+        return []
+    device = pick_device()
+    backbone = Backbone.load(context.input("reference"), device=device, dtype=pick_dtype(models.dtype, device))
+    rows = read_split(context.input("snapshot"), "train")
+    prompts = encode_prompts(rows, Encoder(backbone.tokenizer, models), config.policy_pairs)
+    settings = SamplingSettings(models.max_response_length)
+    twice = [prompt.token_ids for prompt in prompts for _ in range(2)]
+    samples = sample_responses(Network(backbone), twice, settings, torch_generator(context.spec.seed, "distill/policy"))
+    texts = [decode_response(backbone.tokenizer, sample.token_ids) for sample in samples]
+    by_id = {row["prompt_id"]: row for row in reversed(rows)}
+    return [
+        by_id[prompt.prompt_id]
+        | {"row_id": f"policy-{i}", "chosen": texts[2 * i], "rejected": texts[2 * i + 1], "label_weight": 1.0}
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+def _student_role(context: StageContext) -> str:
+    return "student_base" if context.has_input("student_base") else "reference"
+
+
+def _build_student(context: StageContext, models: ModelsConfig, config: DistillConfig) -> Network:
+    device = pick_device()
+    dtype = pick_dtype(models.dtype, device) if config.lora_rank else torch.float32
+    backbone = Backbone.load(
+        context.input(_student_role(context)), device=device, dtype=dtype, num_layers=models.student_layers,
+        gradient_checkpointing=models.gradient_checkpointing,
+    )  # fmt: skip
+    head = ScalarHead(backbone.hidden_size).initialise(context.spec.seed, "student")
+    if config.lora_rank and context.has_input("adapter"):
+        backbone.load_adapter(ADAPTER, context.input("adapter"), context.spec.seed)
+        head = _load_head(context.input("adapter"), head)
+    elif config.lora_rank:
+        settings = LoraSettings(config.lora_rank, config.lora_alpha, config.lora_target_modules)
+        backbone.add_adapter(ADAPTER, settings, context.spec.seed)
+    return Network(backbone, ADAPTER if config.lora_rank else None, head, trains_backbone=not config.lora_rank)
+
+
+def _load_head(folder: Path, head: ScalarHead) -> ScalarHead:
+    from safetensors.torch import load_file
+
+    if not (folder / HEAD_FILE).is_file():
+        raise StageError(f"{folder}: no {HEAD_FILE} beside the adapter", "an adapter without its score head is no reward model")
+    head.load_state_dict(load_file(folder / HEAD_FILE), strict=True)
+    return head
+
+
+def _description(context: StageContext, models: ModelsConfig, config: DistillConfig) -> RewardDescription:
+    base = lora_base(context.spec.inputs[_student_role(context)], models.student_layers) if config.lora_rank else None
+    return RewardDescription(
+        "lora" if config.lora_rank else "full", 1, "mean", 0.0, models.max_prompt_length, models.max_response_length,
+        models.chat_template, base,
+    )  # fmt: skip
+
+
+def _finish(
+    context: StageContext, config: DistillConfig, student: RewardModel, held_out: TaughtPairs, layout: str,
+    teacher_facts: Mapping[str, float],
+) -> StageOutcome:  # fmt: skip
+    groups = [pair.group for pair in held_out.pairs]
+    scores = student.scores(groups, config.max_tokens_per_microbatch, layout).reshape(-1, 2)
+    comparison = compare(held_out.teacher, scores, groups)
+    comparison |= dict(teacher_facts) | {"parameters": float(student.num_parameters())}
+    comparison["parameter_ratio"] = comparison["parameters"] / teacher_facts["teacher_parameters"]
+    seconds = _seconds(student, groups, config.max_tokens_per_microbatch, layout)
+    comparison["speed_ratio"] = teacher_facts["teacher_seconds"] / max(seconds, 1e-9)
+    limit = config.max_student_teacher_kl
+    if limit is not None and not comparison["student_teacher_kl"] < limit:
+        raise StageError(
+            f"distill: held-out student-teacher KL {comparison['student_teacher_kl']:.4f} nats is not below {limit}",
+            "train the student longer (distill.epochs), give it more rank or layers, or lift distill.max_student_teacher_kl",
+        )
+    report = margin_report(scores[:, 0], scores[:, 1], _lengths(groups))
+    student = student.described(
+        score_mean=float(scores.mean()), score_std=max(float(scores.std()), 1e-6),
+        temperature=report.temperature, metrics=comparison,
+    )  # fmt: skip
+    folder, file = context.output("reward_model"), context.output("comparison.json")
+    if current_world().is_main:
+        shutil.rmtree(folder, ignore_errors=True)
+        student.save(folder)
+        write_json(file, {"comparison": comparison, "student": asdict(report)})
+    return StageOutcome({"reward_model": folder, "comparison": file}, comparison, {"layout": layout})
+
+
+def compare(teacher: torch.Tensor, student: torch.Tensor, groups: Sequence[Group]) -> dict[str, float]:
+    """Student against teacher on held-out pairs, scores [P, 2] each: KL, rank agreement, margin R^2, accuracy kept."""
+    teacher_margins, student_margins = teacher[:, 0] - teacher[:, 1], student[:, 0] - student[:, 1]
+    lengths = _lengths(groups)
+    of_teacher = margin_report(teacher[:, 0], teacher[:, 1], lengths)
+    of_student = margin_report(student[:, 0], student[:, 1], lengths)
+    residual = (teacher_margins - student_margins).double().square().sum()
+    spread = (teacher_margins - teacher_margins.mean()).double().square().sum()
+    return {
+        "student_teacher_kl": float(preference_kl(teacher_margins, student_margins)),
+        "kendall_tau": float(kendalltau(teacher.reshape(-1).numpy(), student.reshape(-1).numpy()).statistic),
+        "margin_r2": float(1 - residual / spread) if float(spread) > 0 else 0.0,
+        "teacher_accuracy": of_teacher.accuracy,
+        "accuracy": of_student.accuracy,
+        "accuracy_retained": of_student.accuracy / of_teacher.accuracy if of_teacher.accuracy > 0 else 0.0,
+        "expected_calibration_error": of_student.expected_calibration_error,
+    }
+
+
+def _lengths(groups: Sequence[Group]) -> torch.Tensor:
+    return torch.tensor([[len(r) for r in g.responses] for g in groups], dtype=torch.float64).T.reshape(-1)
+
+
+def _seconds(model: RewardModel, groups: Sequence[Group], budget: int, layout: str) -> float:
+    """Seconds to score these pairs, after one warm-up batch."""
+    model.scores(groups[:8], budget, layout)
+    started = time.perf_counter()
+    model.scores(groups, budget, layout)
+    return time.perf_counter() - started
