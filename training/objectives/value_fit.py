@@ -13,10 +13,10 @@ from training.objectives.masked import divide_or_zero, masked_mean, masked_var
 
 @dataclass(frozen=True)
 class ValueFit:
-    """Count, means and sums of squared deviations of returns and of residuals (returns - values); 0-d float32,
-    detached.
+    """Count, means and summed squared deviations of returns and of residuals (returns - values).
 
-    Explained variance is no mean, so that of parts cannot be averaged: `merge` the fits, then ask once.
+    All 0-d float32, detached. Explained variance is no mean, so that of parts cannot be averaged: `merge` the fits, then
+    ask once.
     """
 
     num_tokens: Tensor
@@ -40,7 +40,7 @@ class ValueFit:
         )
 
     def explained_variance(self) -> Tensor:
-        """1 - Var(returns - values) / Var(returns): 1 is perfect, 0 no better than a constant; 0 for constant returns."""
+        """1 - Var(returns - values) / Var(returns): 1 is perfect, 0 no better than a constant, or constant returns."""
         # A spread below the resolution of float32 at the mean is rounding, not variance.
         resolution = torch.finfo(torch.float32).eps * self.return_mean
         unexplained = divide_or_zero(self.residual_squares, self.return_squares)
