@@ -69,7 +69,7 @@ def end_processes(directory: Path, grace_seconds: float = GRACE_SECONDS) -> int:
 
 
 def _gone_within(directory: Path, seconds: float) -> bool:
-    """Wait until no process carries the mark. Looks, and does not wait on process ids: an exit status is its parent's."""
+    """Wait until no process carries the mark. By looking, not by waiting: an exit status belongs to its parent."""
     deadline = time.monotonic() + seconds
     while processes_of(directory):
         if time.monotonic() > deadline:

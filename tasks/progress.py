@@ -50,12 +50,12 @@ class Silent:
         """Say nothing."""
 
 
-_LISTENER: ContextVar[Progress] = ContextVar("nightjar_progress", default=Silent())
+_LISTENER: ContextVar[Progress | None] = ContextVar("nightjar_progress", default=None)
 
 
 def listener() -> Progress:
     """Who listens in this context; nobody by default."""
-    return _LISTENER.get()
+    return _LISTENER.get() or Silent()
 
 
 @contextmanager

@@ -1,0 +1,116 @@
+"""What a night remembers of itself in `<home>/runs/<night>/night.json`, written whole after every change."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from configs.schema.base import Section
+from training.contract import read_json, write_json
+from training.errors import ContractError
+
+RUNS = "runs"
+NIGHT = "night.json"
+Status = Literal["running", "finished", "failed", "skipped"]
+
+
+class FrozenChampion(Section):
+    """The champion as it was when the night began; the whole night is judged against this one.
+
+    `model` and `adapter` are folders; the digests name what its lineage needs: the reference that anchors its KL, the
+    base below that, and the reward model it was trained with (each null where it is not recorded).
+    """
+
+    version: str
+    digest: str
+    model: str
+    adapter: str | None = None
+    reference_sha256: str | None = None
+    base_sha256: str | None = None
+    reward_model_sha256: str | None = None
+
+
+class StageNote(Section):
+    """How a stage came about in this night: `how` is done or reused, or failed; seconds of wall clock."""
+
+    how: Literal["done", "reused", "failed"]
+    seconds: float
+    attempts: int = 0
+    directory: str = ""
+    key: str = ""
+
+
+class NightState(Section):
+    """One night. `index` counts the nights of one chain (`name`) from 1; `fingerprint` is the digest of the source."""
+
+    night: str
+    index: int
+    name: str
+    config_hash: str
+    fingerprint: str
+    status: Status = "running"
+    started: float
+    ended: float | None = None
+    champion: FrozenChampion | None = None
+    snapshot_sha256: str | None = None
+    stages: dict[str, StageNote] = Field(default_factory=dict)
+    verdict: str | None = None
+    reason: str | None = None
+    version: str | None = None
+    promoted: bool = False
+    flow_run_id: str | None = None
+    mlflow_run_id: str | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Wall clock from the first start to the end, or until now."""
+        return (self.ended or time.time()) - self.started
+
+    @property
+    def sentence(self) -> str:
+        """The night in one line."""
+        shown = self.verdict or self.status
+        return f"{self.night}: {shown}" + (f", {self.reason}" if self.reason else "")
+
+
+class NightBook:
+    """All nights of a home."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+
+    def folder(self, night: str) -> Path:
+        """Where the night's stages lie."""
+        return self.home / RUNS / night
+
+    def save(self, state: NightState) -> NightState:
+        """Write night.json and hand the state back."""
+        folder = self.folder(state.night)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / NIGHT, state.model_dump(mode="json"))
+        return state
+
+    def change(self, state: NightState, **fields: Any) -> NightState:
+        """The state with `fields` changed, saved."""
+        return self.save(NightState.model_validate(state.model_dump() | fields))
+
+    def note_stage(self, state: NightState, stage: str, note: StageNote) -> NightState:
+        """The state with one more stage noted, saved."""
+        return self.change(state, stages={**state.stages, stage: note})
+
+    def load(self, night: str) -> NightState:
+        """One night. Raises ContractError naming the file."""
+        file = self.folder(night) / NIGHT
+        try:
+            return NightState.model_validate(read_json(file))
+        except ValidationError as error:
+            raise ContractError(f"{file}: not a night's state: {error.error_count()} problem(s)") from None
+
+    def nights(self, name: str | None = None) -> list[NightState]:
+        """All nights, or those of one chain, oldest first."""
+        files = (self.home / RUNS).glob(f"*/{NIGHT}")
+        found = [self.load(file.parent.name) for file in files]
+        return sorted((n for n in found if name in (None, n.name)), key=lambda n: (n.started, n.index))

@@ -1,0 +1,101 @@
+"""What is checked before a night computes anything: models, reward function, device, disk and write access.
+
+Torch-free and quick. Every problem is found before the first is told, so that nobody mends them one night at a time.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from configs.errors import NightjarError
+from configs.schema import NightConfig
+from tasks.stages import builds_own_base
+from training.errors import ModelFolderError
+from training.models.folder import check_model_folder
+
+_GIGABYTE = 1024**3
+
+
+class PreflightError(NightjarError):
+    """The night cannot begin; nothing has run. The message lists every problem with its way out."""
+
+
+def check_before(config: NightConfig, home: Path, *more: Callable[[], object]) -> None:
+    """Run every check, and `more` (the source, MLflow). Raises PreflightError listing all problems."""
+    checks = [
+        lambda: check_models(config),
+        lambda: check_reward_function(config),
+        lambda: check_home(home, config.runtime.min_free_disk_gb),
+        *more,
+    ]
+    problems = [str(error) for error in _problems(checks)]
+    if len(problems) == 1:
+        raise PreflightError(f"{problems[0]}\nThe night has not begun; nothing was computed.")
+    if problems:
+        shown = "\n".join(f"- {problem}" for problem in problems)
+        raise PreflightError(f"{len(problems)} problems; the night has not begun, nothing was computed:\n{shown}")
+
+
+def check_models(config: NightConfig) -> None:
+    """Base, teacher, student and the adapter to continue from are complete. Raises ModelFolderError."""
+    models = config.models
+    if not builds_own_base(config):
+        check_model_folder(models.base, "models.base")
+    if models.teacher is not None and config.reward.kind == "model":
+        check_model_folder(models.teacher, "models.teacher")
+    if models.student is not None and config.reward.kind == "model" and config.distill.enabled:
+        check_model_folder(models.student, "models.student")
+    start = config.distill.continue_from
+    if start is not None and start != "champion" and not (Path(start) / "adapter_model.safetensors").is_file():
+        raise ModelFolderError(
+            f"distill.continue_from: {start}: no adapter_model.safetensors in it",
+            "name the folder of an adapter saved by an earlier distill stage, `champion`, or remove the key",
+        )
+
+
+def check_reward_function(config: NightConfig) -> None:
+    """The functions that the config names exist and may be used. Raises a NightjarError naming the key."""
+    from training.rewards.functions import resolve_reward_function
+
+    if config.reward.kind == "function" and config.reward.function is not None:
+        resolve_reward_function(config.reward.function, config.reward.allowed_functions)
+    if config.evaluation.gold_function is not None:
+        resolve_reward_function(config.evaluation.gold_function, config.reward.allowed_functions)
+
+
+def check_home(home: Path, min_free_gb: float) -> None:
+    """The home can be written, and its disk has room. Raises PreflightError."""
+    probe = home / f".probe-{uuid.uuid4().hex}"
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"nightjar")
+        probe.unlink()
+    except OSError as error:
+        raise PreflightError(
+            f"home {home} cannot be written: {error.strerror or error}",
+            "set NIGHTJAR_HOME or runtime.home to a folder that can",
+        ) from None
+    free = free_gigabytes(home)
+    if free < min_free_gb:
+        raise PreflightError(
+            f"home {home}: {free:.1f} GB free, and runtime.min_free_disk_gb asks for {min_free_gb:g}",
+            "make room, set NIGHTJAR_HOME to another disk, or lower the limit",
+        )
+
+
+def free_gigabytes(folder: Path) -> float:
+    """Free space of the disk that holds `folder` (or its nearest existing parent), in GiB."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free / _GIGABYTE
+
+
+def _problems(checks: list[Callable[[], object]]) -> Iterator[NightjarError]:
+    for check in checks:
+        try:
+            check()
+        except NightjarError as error:
+            yield error

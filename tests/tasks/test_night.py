@@ -1,0 +1,192 @@
+"""Which night it is: continue, skip or begin; and that only one runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from configs.schema import NightConfig
+from tasks.night import NothingToDo, Opened, Source, is_stale, only_night, open_night, same_snapshot_before
+from tasks.night_state import NightBook, StageNote
+from tasks.registry_errors import LockHeld
+from training.errors import ContractError, DataError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def config_of(**data) -> NightConfig:
+    content = {
+        "data": {"quickstart": {}} | data,
+        "models": {"base": "quickstart", "max_prompt_length": 64, "max_response_length": 64},
+        "gates": {"rules": [{"metric": "reward", "min": 0.0}]},
+    }
+    return NightConfig.model_validate(content)
+
+
+@dataclass
+class FakeSource:
+    """Data that arrives for the first `partitions` nights."""
+
+    partitions: int = 2
+    delivered: list[int] = field(default_factory=list)
+    asked: list[int] = field(default_factory=list)
+
+    def source(self) -> Source:
+        return Source(self.deliver, self.fingerprint)
+
+    def deliver(self, index: int) -> None:
+        self.asked.append(index)
+        if index <= self.partitions and index not in self.delivered:
+            self.delivered.append(index)
+
+    def fingerprint(self) -> str:
+        if not self.delivered:
+            raise DataError("no such folder")
+        return "-".join(str(number) for number in self.delivered)
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> NightBook:
+    return NightBook(tmp_path)
+
+
+def finish(book: NightBook, opened: Opened, status: str = "finished", **fields):
+    return book.change(opened.state, status=status, ended=opened.state.started + 1, **fields)
+
+
+def opened(outcome) -> Opened:
+    assert isinstance(outcome, Opened), outcome
+    return outcome
+
+
+def test_nights_count_up_and_each_brings_its_data(book: NightBook) -> None:
+    data, config = FakeSource(), config_of()
+    first = opened(open_night(book, config, data.source()))
+    assert (first.state.night, first.state.index, first.continued) == ("nightjar-0001", 1, False)
+    finish(book, first)
+    second = opened(open_night(book, config, data.source()))
+    assert second.state.index == 2
+    assert data.delivered == [1, 2]
+
+
+def test_no_new_data_is_skipped_and_says_since_when(book: NightBook) -> None:
+    data, config = FakeSource(partitions=1), config_of()
+    finish(book, opened(open_night(book, config, data.source())))
+    outcome = open_night(book, config, data.source())
+    assert isinstance(outcome, NothingToDo)
+    assert "nightjar-0001" in outcome.reason
+    assert len(book.nights()) == 1, "a skipped start is no night"
+
+
+def test_another_config_or_again_is_a_new_night_without_new_data(book: NightBook) -> None:
+    data = FakeSource(partitions=1)
+    finish(book, opened(open_night(book, config_of(), data.source())))
+    other = opened(open_night(book, config_of(min_rows=17), data.source()))
+    finish(book, other)
+    assert other.state.index == 2
+    assert opened(open_night(book, config_of(min_rows=17), data.source(), again=True)).state.index == 3
+
+
+def test_killed_night_is_continued_and_brings_no_data(book: NightBook) -> None:
+    data, config = FakeSource(), config_of()
+    first = opened(open_night(book, config, data.source()))
+    again = opened(open_night(book, config, data.source()))
+    assert again.continued
+    assert again.state.night == first.state.night
+    assert data.asked == [1]
+
+
+def test_failed_night_is_continued_while_its_data_is_the_newest(book: NightBook) -> None:
+    data, config = FakeSource(partitions=1), config_of()
+    finish(book, opened(open_night(book, config, data.source())), "failed", reason="disk full")
+    again = opened(open_night(book, config, data.source()))
+    assert again.continued
+    assert (again.state.status, again.state.reason) == ("running", None)
+
+
+def test_failed_night_gives_way_to_new_data(book: NightBook) -> None:
+    data, config = FakeSource(partitions=5), config_of()
+    finish(book, opened(open_night(book, config, data.source())), "failed")
+    data.deliver(9)
+    data.delivered.append(9)
+    after = opened(open_night(book, config, data.source()))
+    assert not after.continued
+    assert after.state.index == 2
+
+
+def test_killed_night_of_another_config_is_closed(book: NightBook) -> None:
+    data = FakeSource()
+    first = opened(open_night(book, config_of(), data.source()))
+    opened(open_night(book, config_of(min_rows=17), data.source()))
+    closed = book.load(first.state.night)
+    assert closed.status == "failed"
+    assert "not continued" in (closed.reason or "")
+
+
+def test_chains_of_other_names_do_not_count(book: NightBook) -> None:
+    data = FakeSource()
+    finish(book, opened(open_night(book, config_of(), data.source())))
+    other = config_of().model_copy(update={"name": "other"})
+    assert opened(open_night(book, other, data.source())).state.night == "other-0001"
+
+
+def test_a_missing_source_is_told_by_the_new_night(book: NightBook) -> None:
+    with pytest.raises(DataError):
+        open_night(book, config_of(), Source(lambda index: None, FakeSource().fingerprint))
+    assert book.nights() == []
+
+
+def test_same_rows_in_other_files_are_found_after_validation(book: NightBook) -> None:
+    data, config = FakeSource(), config_of()
+    finish(book, opened(open_night(book, config, data.source())), snapshot_sha256="s1")
+    second = opened(open_night(book, config, data.source())).state
+    assert same_snapshot_before(book, second, "s2") is None
+    earlier = same_snapshot_before(book, second, "s1")
+    assert earlier is not None
+    assert earlier.index == 1
+    # A skip by snapshot counts as judged, so that the same files are not validated for ever.
+    book.change(second, status="skipped", snapshot_sha256="s1")
+    assert isinstance(open_night(book, config, Source(lambda index: None, data.fingerprint)), NothingToDo)
+
+
+def test_state_survives_the_disk_and_a_broken_file_is_named(book: NightBook) -> None:
+    state = opened(open_night(book, config_of(), FakeSource().source())).state
+    noted = book.note_stage(state, "sft", StageNote(how="done", seconds=1.5, attempts=2, directory="d", key="k"))
+    assert book.load(state.night) == noted
+    (book.folder(state.night) / "night.json").write_text('{"night": 3}')
+    with pytest.raises(ContractError, match=r"night\.json"):
+        book.load(state.night)
+
+
+def test_stale_starts() -> None:
+    assert is_stale(scheduled=0.0, now=7 * 3600.0, limit_hours=6.0)
+    assert not is_stale(scheduled=0.0, now=5 * 3600.0, limit_hours=6.0)
+
+
+def test_second_process_is_told_who_holds_the_lock(tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", _HOLDER, str(tmp_path)], stdout=subprocess.PIPE, stdin=subprocess.PIPE, cwd=ROOT
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    with pytest.raises(LockHeld, match=f"pid {holder.pid}"), only_night(tmp_path):
+        pass
+    holder.kill()
+    holder.wait()
+    with only_night(tmp_path):
+        pass
+
+
+_HOLDER = """
+import sys
+sys.path.insert(0, "")
+from pathlib import Path
+from tasks.night import only_night
+with only_night(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
