@@ -6,7 +6,7 @@ import functools
 import hashlib
 import importlib.metadata
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,8 @@ class Materials:
     snapshot: FileRef | None = None
     base: FileRef | None = None
     reference: FileRef | None = None
+    teacher_base: FileRef | None = None
+    student_base: FileRef | None = None
     teacher: FileRef | None = None
     reward_model: FileRef | None = None
     continued_student: FileRef | None = None
@@ -87,14 +89,18 @@ SHAPES: Mapping[str, Shape] = {
     "sft": Shape(("models", "sft"), (_SNAPSHOT, Role.named("base")), makes=(("model", "reference"),)),
     "reward": Shape(
         ("models", "reward"),
-        (_SNAPSHOT, _REFERENCE),
-        params=("teacher_folder",),
+        (_SNAPSHOT, _REFERENCE, Role("teacher_base", "teacher_base", optional=True)),
         makes=(("reward_model", "teacher"), ("reward_model", "reward_model")),
     ),
     "distill": Shape(
         ("models", "distill"),
-        (_SNAPSHOT, _REFERENCE, Role.named("teacher"), Role("adapter", "continued_student", optional=True)),
-        params=("student_folder",),
+        (
+            _SNAPSHOT,
+            _REFERENCE,
+            Role.named("teacher"),
+            Role("student_base", "student_base", optional=True),
+            Role("adapter", "continued_student", optional=True),
+        ),
         makes=(("reward_model", "reward_model"),),
     ),
     "annotate": Shape(
@@ -184,28 +190,13 @@ def spec_of(stage: str, facts: NightFacts, materials: Materials) -> StageSpec:
 
 
 def _param(name: str, facts: NightFacts) -> Any:
-    models = facts.config.models
     found: dict[str, Any] = {
         "night_index": facts.index,
         "fingerprint": facts.fingerprint,
         "store": str(facts.home / STORE),
-        "teacher_folder": folder_listing(models.teacher),
-        "student_folder": folder_listing(models.student),
         "confidence_levels": sorted({facts.config.evaluation.confidence, *facts.config.gates.confidence_levels}),
     }
     return found[name]
-
-
-def folder_listing(folder: str | None) -> str | None:
-    """A cheap digest of a model folder named in the config (names, sizes, times): another content is another key."""
-    if folder is None:
-        return None
-    lines = sorted(
-        f"{file.relative_to(folder).as_posix()}\0{file.stat().st_size}\0{file.stat().st_mtime_ns}"
-        for file in Path(folder).rglob("*")
-        if file.is_file()
-    )
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 @functools.cache
@@ -224,7 +215,3 @@ def _release() -> str:
     except importlib.metadata.PackageNotFoundError:
         return "0"
 
-
-def material_names() -> tuple[str, ...]:
-    """Names of all materials."""
-    return tuple(field.name for field in fields(Materials))
