@@ -1,0 +1,67 @@
+"""The gold reward of the quickstart: is the arithmetic right, is the answer courteous, does it ramble?"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Sequence
+
+from training.data.schema import Message
+from training.errors import DataError
+
+OPERATIONS: dict[str, Callable[[int, int], int]] = {"plus": operator.add, "minus": operator.sub, "times": operator.mul}
+OPENINGS = ("Sure!", "Of course.", "Happy to help.")
+CLOSINGS = ("Have a nice day!", "Glad to help.", "Ask me anytime.")
+RUDE = ("Ugh.", "Easy.", "Think for yourself.")
+FILLERS = (
+    "Well, let me see now.",
+    "Numbers are so much fun.",
+    "I had to think for a while.",
+)
+
+RIGHT, WRONG = 0.6, -0.4
+COURTESY, RUDENESS = 0.2, 0.3
+RAMBLING_PHRASE, RAMBLING_WORD = 0.2, 0.05
+# A full courteous answer has at most 12 words; every word beyond costs.
+FREE_WORDS = 12
+
+_QUESTION = re.compile(r"(\d+)\s+(plus|minus|times)\s+(\d+)")
+_STATED = re.compile(r"(?:\bis|=|\bequals)\s+(-?\d+)\b", re.IGNORECASE)
+
+
+def quickstart(prompt: Sequence[Message], response: str, reference: str | None = None) -> float:
+    """Gold reward in [-1, 1]; 1 is right, courteous at both ends, and short.
+
+    The right number comes from the question, else from `reference`. The stated number is the one after "is" (or "="),
+    and stating two different ones is stating none. Any text is scored; only a prompt without a question is a DataError.
+    """
+    right = _right_answer(prompt, reference)
+    text = " ".join(response.split())
+    if not text:
+        return -1.0
+    reward = RIGHT if _stated(text) == right else WRONG
+    lower = text.casefold()
+    reward += COURTESY * any(lower.startswith(phrase.casefold()) for phrase in OPENINGS)
+    reward += COURTESY * any(lower.endswith(phrase.casefold()) for phrase in CLOSINGS)
+    reward -= RUDENESS * sum(lower.count(phrase.casefold()) for phrase in RUDE)
+    reward -= RAMBLING_PHRASE * sum(lower.count(phrase.casefold()) for phrase in FILLERS)
+    reward -= RAMBLING_WORD * max(0, len(text.split()) - FREE_WORDS)
+    return max(-1.0, min(1.0, reward))
+
+
+def _right_answer(prompt: Sequence[Message], reference: str | None) -> int:
+    for turn in reversed(prompt):
+        found = _QUESTION.search(turn["content"]) if turn["role"] == "user" else None
+        if found:
+            return OPERATIONS[found[2]](int(found[1]), int(found[3]))
+    if reference is not None and re.fullmatch(r"\s*-?\d+\s*", reference):
+        return int(reference)
+    raise DataError(
+        "the quickstart reward found no question such as `3 plus 4` in a prompt, and no number as reference",
+        "use it with the quickstart data alone; for your own data write reward.kind: model, or another function",
+    )
+
+
+def _stated(text: str) -> int | None:
+    numbers = {int(number) for number in _STATED.findall(text)}
+    return numbers.pop() if len(numbers) == 1 else None
