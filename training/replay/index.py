@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from training.errors import StoreError
 from training.replay.annotation import AnnotationKey
 from training.replay.manifest import Manifest
-from training.replay.segment import RaggedColumn, Segment, open_segment
+from training.replay.segment import Segment, open_segment
 
 ABSENT = -1
 
@@ -60,16 +60,8 @@ class Places:
 
     def lists(self, positions: NDArray[np.int64], name: str) -> list[NDArray[Any] | None]:
         """Lists of column `name` at these positions, copied; None where null or absent."""
-        columns: dict[int, RaggedColumn] = {}
-        result: list[NDArray[Any] | None] = []
-        for number, row in zip(self.segment[positions].tolist(), self.row[positions].tolist(), strict=True):
-            if number == ABSENT:
-                result.append(None)
-                continue
-            if number not in columns:
-                columns[number] = self.segments[number].ragged(name)
-            result.append(columns[number].row(row))
-        return result
+        places = zip(self.segment[positions].tolist(), self.row[positions].tolist(), strict=True)
+        return [None if number == ABSENT else self.segments[number].row(name, row) for number, row in places]
 
     def by_segment(self, positions: Int64s) -> Iterable[tuple[Int64s, Segment, NDArray[np.int32]]]:
         """(where in `positions`, segment, rows in it) for each segment touched."""

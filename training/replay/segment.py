@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,17 +38,12 @@ class SegmentEntry:
 
 @dataclass(frozen=True)
 class RaggedColumn:
-    """A list column as flat values and offsets, straight from the mapped file."""
+    """A list column: `values` and `offsets` are views of the mapped file, `start` is where the values lie in it."""
 
     values: NDArray[Any]
     offsets: NDArray[np.int32]
     valid: NDArray[np.bool_] | None
-
-    def row(self, i: int) -> NDArray[Any] | None:
-        """A copy of row i, safe to write to and free of the file; None for null."""
-        if self.valid is not None and not self.valid[i]:
-            return None
-        return np.array(self.values[self.offsets[i] : self.offsets[i + 1]])
+    start: int
 
     @property
     def lengths(self) -> NDArray[np.int32]:
@@ -55,11 +52,24 @@ class RaggedColumn:
 
 
 class Segment:
-    """An open segment. Columns are read-only views of the memory-mapped file."""
+    """An open segment. Columns are read-only views of the memory-mapped file; long rows are read beside the map.
 
-    def __init__(self, entry: SegmentEntry, batch: pa.RecordBatch) -> None:
+    A page that was touched through the map counts as resident, and a kernel with large folios maps some MiB for one
+    touch: a few hundred sampled rows would make the whole store resident. `row` therefore reads its bytes from the same
+    file by position, which the page cache serves as fast and which leaves nothing behind.
+    """
+
+    def __init__(self, path: Path, entry: SegmentEntry) -> None:
+        """Map the file. Raises FileNotFoundError when it is gone, ArrowInvalid when it is no such file."""
         self.entry = entry
-        self.batch = batch
+        self._path = path
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._descriptor)
+        self._mapped = pa.py_buffer(mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ))
+        reader = pa.ipc.open_file(self._mapped)
+        if reader.num_record_batches != 1:
+            raise pa.ArrowInvalid(f"{reader.num_record_batches} record batches instead of one")
+        self.batch: pa.RecordBatch = reader.get_batch(0)
         self._plain: dict[str, NDArray[Any]] = {}
 
     @property
@@ -70,6 +80,17 @@ class Segment:
     def ragged(self, name: str) -> RaggedColumn:
         """A list column."""
         return self._ragged[name]
+
+    def row(self, name: str, i: int) -> NDArray[Any] | None:
+        """Row i of a list column, the caller's own; None for null. Raises StoreError when the file was cut short."""
+        column = self._ragged[name]
+        if column.valid is not None and not column.valid[i]:
+            return None
+        first, end = int(column.offsets[i]), int(column.offsets[i + 1])
+        values = np.empty(end - first, dtype=column.values.dtype)
+        if os.preadv(self._descriptor, [values.data], column.start + first * values.itemsize) != values.nbytes:
+            raise _damaged(self._path, "it ends before its rows do")
+        return values
 
     def plain(self, name: str) -> NDArray[Any]:
         """A column of numbers or flags; null floats are NaN."""
@@ -85,7 +106,9 @@ class Segment:
                 continue
             column = self.batch.column(field.name)
             valid = column.is_valid().to_numpy(zero_copy_only=False) if column.null_count else None
-            columns[field.name] = RaggedColumn(column.values.to_numpy(), column.offsets.to_numpy(), valid)
+            values = column.values.to_numpy()
+            start = values.ctypes.data - self._mapped.address
+            columns[field.name] = RaggedColumn(values, column.offsets.to_numpy(), valid, start)
         return columns
 
 
@@ -115,14 +138,13 @@ def open_segment(folder: Path, entry: SegmentEntry, *, verify: bool = True) -> S
     if path.stat().st_size != entry.size or (verify and sha256_file(path) != entry.sha256):
         raise _damaged(path, "its content is not what the manifest recorded")
     try:
-        reader = pa.ipc.open_file(pa.memory_map(str(path), "r"))
-        batch = reader.get_batch(0) if reader.num_record_batches == 1 else None
-    except (pa.ArrowInvalid, OSError) as error:
-        raise _damaged(path, f"not an Arrow file: {error}") from None
+        segment = Segment(path, entry)
+    except pa.ArrowInvalid as error:
+        raise _damaged(path, f"not an Arrow file of the store: {error}") from None
     expected = TRAJECTORY_SCHEMA if entry.annotation is None else ANNOTATION_SCHEMA
-    if batch is None or batch.num_rows != entry.rows or not batch.schema.equals(expected):
+    if segment.batch.num_rows != entry.rows or not segment.batch.schema.equals(expected):
         raise _damaged(path, f"it does not hold {entry.rows} rows of the expected columns")
-    return Segment(entry, batch)
+    return segment
 
 
 def split_rows(row_bytes: NDArray[np.int64]) -> Iterator[slice]:
