@@ -18,7 +18,7 @@ STAGES = {
     "reward": "training.reward",
     "distill": "training.distill",
     "annotate": "training.annotate",
-    "ppo": "training.ppo",
+    "ppo": "training.ppo.stage",
     "evaluate": "training.evaluation.evaluate",
 }
 

@@ -107,7 +107,7 @@ class PPOConfig(Section):
     """Discount."""
     lam: Share = 0.95
     """GAE lambda."""
-    clip_ratio: Positive = 0.2
+    clip_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
     """PPO clip, both sides."""
     clip_ratio_high: Positive | None = None
     """Upper clip where it differs from `clip_ratio`."""
@@ -153,6 +153,8 @@ class PPOConfig(Section):
     """End the round early when the mean approximate KL to the round's old policy exceeds this; null turns it off."""
     ema_decay: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     """Exponential moving average of the policy, which is then what is saved; null turns it off."""
+    checkpoint_every: PositiveInt = 50
+    """Optimiser steps between two checkpoints inside a round; one more at each round's end."""
     select_best: bool = True
     """Hand on the round with the best held-out pessimistic reward instead of the last one."""
     selection_prompts: PositiveInt = 128
@@ -171,6 +173,11 @@ class PPOConfig(Section):
             raise ValueError(
                 f"ppo.ppo_mini_batch_size ({self.ppo_mini_batch_size}) exceeds ppo.train_batch_size "
                 f"({self.train_batch_size}); write at most the batch"
+            )
+        if self.train_batch_size > 5 * self.kl_ctrl.horizon:
+            raise ValueError(
+                f"ppo.kl_ctrl.horizon ({self.kl_ctrl.horizon:g}) is too short for ppo.train_batch_size "
+                f"({self.train_batch_size}): one update could turn the coefficient negative; write at least a fifth of it"
             )
         if self.critic_warmup_rounds >= self.rounds:
             raise ValueError(

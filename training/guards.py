@@ -1,0 +1,124 @@
+"""Guards: rules, as data, that look at every step's metrics. What a firing leads to is the loop's business. Torch-free."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from configs.schema.guards import GuardRule
+from training.errors import ConfigError
+
+HISTORY = 512
+
+
+@dataclass(frozen=True)
+class Firing:
+    """One rule that fired: its place in the list, what was seen, and a sentence for a person."""
+
+    index: int
+    rule: GuardRule
+    step: int
+    value: float
+    limit: float | None
+    sentence: str
+
+
+class GuardMonitor:
+    """Evaluates rules on the metrics of each step. Its state is part of every checkpoint."""
+
+    def __init__(self, rules: Sequence[GuardRule], known_metrics: Sequence[str]) -> None:
+        for rule in rules:
+            if rule.metric not in known_metrics:
+                raise ConfigError(
+                    f"guards.rules: {rule.label!r} watches {rule.metric!r}, which this stage does not measure",
+                    f"write one of {', '.join(sorted(known_metrics))}",
+                )
+        self.rules = list(rules)
+        self.baseline: dict[str, float] = {}
+        self._values: list[deque[float]] = [deque(maxlen=max(rule.window, 1)) for rule in rules]
+        self._breaches = [0] * len(rules)
+        self.rollbacks = [0] * len(rules)
+        self.fired: list[dict[str, Any]] = []
+
+    def set_baseline(self, metrics: Mapping[str, float]) -> None:
+        """Metrics before the first step, for rules relative to the baseline."""
+        self.baseline = {key: float(value) for key, value in metrics.items() if math.isfinite(value)}
+
+    def observe(self, step: int, metrics: Mapping[str, float]) -> list[Firing]:
+        """Rules that fire on these metrics. A metric that was not measured at this step leaves its rule as it was."""
+        firings = []
+        for index, rule in enumerate(self.rules):
+            if rule.metric not in metrics:
+                continue
+            firing = self._evaluate(index, rule, step, float(metrics[rule.metric]))
+            if firing is not None:
+                firings.append(firing)
+                self.fired.append({"step": step, "rule": rule.label, "action": rule.action, "sentence": firing.sentence})
+                del self.fired[:-HISTORY]
+        return firings
+
+    def _evaluate(self, index: int, rule: GuardRule, step: int, value: float) -> Firing | None:
+        limit, seen = self._limit_and_seen(index, rule, value)
+        breach = _breaches(rule, seen, limit)
+        if math.isfinite(value):
+            self._values[index].append(value)
+        self._breaches[index] = self._breaches[index] + 1 if breach else 0
+        if self._breaches[index] < rule.patience:
+            return None
+        self._breaches[index] = 0
+        shown = "not finite" if limit is None else f"{rule.op} {limit:.4g}"
+        return Firing(
+            index, rule, step, seen, limit, f"{rule.metric} = {seen:.4g} is {shown} (rule {rule.label!r}): {rule.action}"
+        )
+
+    def _limit_and_seen(self, index: int, rule: GuardRule, value: float) -> tuple[float | None, float]:
+        history = self._values[index]
+        if rule.op == "nonfinite" or rule.threshold is None:
+            return None, value
+        if rule.relative_to == "running_median":
+            # Too short a history has no median worth the name: nothing to compare with yet.
+            known = len(history) >= max(2, rule.window // 2)
+            return (rule.threshold * statistics.median(history) if known else math.nan), value
+        seen = statistics.fmean([*list(history)[-(rule.window - 1) :], value]) if rule.window > 1 else value
+        if rule.relative_to == "baseline":
+            return rule.threshold * self.baseline.get(rule.metric, math.nan), seen
+        return rule.threshold, seen
+
+    def forget_recent(self) -> None:
+        """After a rollback the breaches that led to it are over; the values seen on the way are dropped."""
+        self._breaches = [0] * len(self.rules)
+        for values in self._values:
+            values.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON state."""
+        return {
+            "baseline": self.baseline,
+            "values": [list(values) for values in self._values],
+            "breaches": list(self._breaches),
+            "rollbacks": list(self.rollbacks),
+            "fired": list(self.fired),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave, for the same rules."""
+        self.baseline = dict(state["baseline"])
+        self._values = [
+            deque(values, maxlen=max(rule.window, 1)) for rule, values in zip(self.rules, state["values"], strict=True)
+        ]
+        self._breaches, self.rollbacks = list(state["breaches"]), list(state["rollbacks"])
+        self.fired = list(state["fired"])
+
+
+def _breaches(rule: GuardRule, seen: float, limit: float | None) -> bool:
+    if rule.op == "nonfinite":
+        return not math.isfinite(seen)
+    if limit is None or math.isnan(limit):
+        return False  # no reference yet
+    if math.isnan(seen):
+        return True  # NaN is never inside a limit
+    return {">": seen > limit, ">=": seen >= limit, "<": seen < limit, "<=": seen <= limit}[rule.op]

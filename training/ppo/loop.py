@@ -1,0 +1,347 @@
+"""Offline PPO, told once: rounds of fresh and stored answers, several epochs each, under guards.
+
+    1. sample n fresh answers a prompt from the current policy
+    2. choose the round's answers: filter weights x priorities
+    3. fix the old policy and the old values
+    4. shape scores, place them on tokens with the KL, estimate advantages, whiten over the round
+    5. several epochs of minibatches; guards look at every step
+    6. refresh priorities now and then
+    7. at the round's end: probe, KL controller, keep the best round, checkpoint
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from configs.schema.guards import GuardsConfig
+from configs.schema.ppo import PPOConfig, ReplayConfig
+from training.checkpoint import CheckpointFolder
+from training.context import StageContext
+from training.errors import GuardStop, StageError
+from training.guards import Firing, GuardMonitor
+from training.models.layout import Group
+from training.ppo.probe import Prober, perplexity, selection_score
+from training.ppo.rollout import RolloutWorker
+from training.ppo.rounds import RATIO_TOLERANCE, RoundMaker, minibatch_rows
+from training.ppo.state import PPOState, update_ema
+from training.ppo.update import Updater, UpdateSettings
+from training.seeding import torch_generator
+
+STEP_METRICS = (
+    "loss", "policy_loss", "actor_loss", "value_loss", "approx_kl", "clip_frac", "clip_frac_lower", "value_clip_frac",
+    "entropy", "ratio_mean", "kl_ref_offpolicy", "grad_norm", "critic_grad_norm", "learning_rate",
+    "critic_learning_rate", "explained_variance", "tokens_per_second", "applied", "kl_coef", "reward_mean",
+    "reward_raw_mean", "reward_kl", "advantage_variance", "kl_behavior", "fresh_share", "value_mean",
+    "effective_sample_fraction", "importance_weight_mean", "kl_ref", "kl_ref_sequence", "heldout_reward",
+    "response_length", "eos_rate", "perplexity",
+)  # fmt: skip
+
+
+@dataclass
+class Parts:
+    """What the loop calls on; each is one concern."""
+
+    state: PPOState
+    updater: Updater
+    maker: RoundMaker
+    rollouts: RolloutWorker | None
+    prober: Prober
+    guards: GuardMonitor
+    held_out: list[Group]
+    checkpoints: CheckpointFolder
+    good: CheckpointFolder
+
+
+class RolledBack(Exception):
+    """The last good state is back; the rest of this round is given up."""
+
+
+class PPOLoop:
+    """Runs the rounds. All that changes lives in `parts.state` and `parts.guards`."""
+
+    def __init__(
+        self, parts: Parts, ppo: PPOConfig, replay: ReplayConfig, guards: GuardsConfig, context: StageContext,
+        checkpoint_every: int,
+    ) -> None:  # fmt: skip
+        self.parts, self.ppo, self.replay, self.guards, self.context = parts, ppo, replay, guards, context
+        self.checkpoint_every = checkpoint_every
+        self.round_metrics: dict[str, float] = {}
+
+    @property
+    def state(self) -> PPOState:
+        """The mutable state."""
+        return self.parts.state
+
+    def run(self) -> None:
+        """Train to the end and leave the best round's policy in place. Raises StageError, GuardStop."""
+        if not self._resume():
+            self._begin()
+        while self.state.cursor.round < self.ppo.rounds:
+            try:
+                self._round()
+                self._end_round()
+            except RolledBack:
+                self._skip_round()
+        self._finish()
+
+    # -- a round -------------------------------------------------------------------------------------------------
+
+    def _round(self) -> None:
+        cursor = self.state.cursor
+        if self.state.batch is None:
+            self._open_round()
+        assert self.state.batch is not None
+        plan = self._plan(cursor.round, len(self.state.batch.indices))
+        experiences = self.state.pool.take(self.state.batch.indices.tolist())
+        while cursor.step_in_round < len(plan):
+            batch = self.parts.updater.minibatch(plan[cursor.step_in_round], experiences)
+            metrics = self.parts.updater.step(batch, self.state.batch, self._settings())
+            self._after_step(metrics)
+            if self._moved_too_far(metrics):
+                break
+
+    def _open_round(self) -> None:
+        cursor = self.state.cursor
+        fresh = np.zeros(0, dtype=np.int64)
+        if self.parts.rollouts is not None:
+            experiences = self.parts.rollouts.collect(cursor.round)
+            fresh = self.state.pool.add(experiences)
+            self.state.sampler.add(len(experiences))
+        choice = self.parts.maker.choose(cursor.round, fresh)
+        order = self._epoch_order(cursor.round, 0, len(choice.indices))
+        self.state.batch, self.round_metrics = self.parts.maker.make(choice, order, self.state.kl.kl_coef)
+        self.context.recorder.event("round", round=cursor.round, answers=len(choice.indices), **self.round_metrics)
+
+    def _plan(self, round_index: int, answers: int) -> list[list[int]]:
+        """Minibatches of all epochs of a round."""
+        epochs = [self._epoch_order(round_index, epoch, answers) for epoch in range(self.ppo.ppo_epochs)]
+        return [rows for order in epochs for rows in minibatch_rows(order, self.ppo.ppo_mini_batch_size)]
+
+    def _epoch_order(self, round_index: int, epoch: int, answers: int) -> list[int]:
+        generator = torch_generator(self.context.spec.seed, f"ppo/order/round={round_index}/epoch={epoch}")
+        return [int(i) for i in torch.randperm(answers, generator=generator)]
+
+    def _settings(self) -> UpdateSettings:
+        cursor = self.state.cursor
+        warm = cursor.round >= self.ppo.critic_warmup_rounds
+        return UpdateSettings(cursor.clip_ratio_low, cursor.clip_ratio_high, train_policy=warm)
+
+    def _after_step(self, metrics: dict[str, float]) -> None:
+        cursor = self.state.cursor
+        first_policy_step = cursor.step_in_round == 0 and "ratio_mean" in metrics
+        if first_policy_step and abs(metrics["ratio_mean"] - 1.0) > RATIO_TOLERANCE:
+            raise StageError(f"ppo: the first minibatch of round {cursor.round} has ratio {metrics['ratio_mean']}, not 1")
+        cursor.step_in_round += 1
+        cursor.step += 1
+        cursor.applied += int(metrics["applied"])
+        if self.ppo.ema_decay is not None and metrics["applied"]:
+            update_ema(self.state.ema, self.state.policy, self.ppo.ema_decay)
+        metrics |= self.round_metrics | {"kl_coef": self.state.kl.kl_coef} | self._due_looks()
+        self.context.recorder.record(cursor.step, metrics)
+        self._show(metrics)
+        self._act(self.parts.guards.observe(cursor.step, metrics))
+        if cursor.step % self.replay.refresh_steps == 0 and self.state.batch is not None:
+            self.parts.maker.refresh(self.state.batch)
+        if cursor.step % self.checkpoint_every == 0:
+            self._save(self.parts.checkpoints)
+
+    def _due_looks(self) -> dict[str, float]:
+        step, found = self.state.cursor.step, {}
+        if step % self.guards.kl_probe_steps == 0:
+            found |= self.parts.prober.measure(self.guards.kl_probe_prompts).metrics()
+        if step % self.guards.perplexity_steps == 0 and self.parts.held_out:
+            found["perplexity"] = self._perplexity()
+        return found
+
+    def _perplexity(self) -> float:
+        return perplexity(self.state.policy, self.parts.held_out, self.ppo.ppo_max_token_len)
+
+    def _moved_too_far(self, metrics: dict[str, float]) -> bool:
+        limit = self.ppo.max_approx_kl
+        if limit is None or not metrics.get("approx_kl", 0.0) > limit:
+            return False
+        cursor = self.state.cursor
+        self.context.recorder.event(
+            "early_stop", round=cursor.round, step=cursor.step, approx_kl=metrics["approx_kl"], limit=limit
+        )
+        return True
+
+    def _show(self, metrics: dict[str, float]) -> None:
+        cursor = self.state.cursor
+        minibatches = -(-self.ppo.train_batch_size // self.ppo.ppo_mini_batch_size)
+        a_round = self.ppo.ppo_epochs * minibatches
+        shown = {key: metrics[key] for key in ("reward_mean", "heldout_reward", "kl_ref", "approx_kl") if key in metrics}
+        self.context.recorder.progress(
+            min(cursor.round * a_round + cursor.step_in_round, self.ppo.rounds * a_round), self.ppo.rounds * a_round, **shown
+        )
+
+    # -- between rounds --------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Baselines before the first step, and the first good state: the policy as it came."""
+        self.context.recorder.rewind(0)
+        self.state.sampler.add(self.state.pool.num_stored)
+        probe = self.parts.prober.measure(self._probe_size())
+        metrics = probe.metrics()
+        if self.parts.held_out:
+            metrics["perplexity"] = self._perplexity()
+        self.parts.guards.set_baseline(metrics)
+        self.context.recorder.record(0, metrics)
+        self._keep_if_best(selection_score(probe, self.ppo), metrics)
+        self._save_good()
+
+    def _probe_size(self) -> int:
+        return self.ppo.selection_prompts if self.ppo.select_best else self.guards.kl_probe_prompts
+
+    def _end_round(self) -> None:
+        cursor = self.state.cursor
+        trained = cursor.round >= self.ppo.critic_warmup_rounds
+        cursor.round, cursor.step_in_round = cursor.round + 1, 0
+        self.state.batch = None
+        if not trained:
+            self._save_good()
+            return
+        with self._averaged():
+            probe = self.parts.prober.measure(self._probe_size())
+            metrics = probe.metrics()
+            if cursor.round == self.ppo.rounds and self.parts.held_out:
+                metrics["perplexity"] = self._perplexity()
+        metrics["selection_score"] = selection_score(probe, self.ppo)
+        self.context.recorder.record(cursor.step, metrics)
+        self._act(self.parts.guards.observe(cursor.step, metrics), round_is_over=True)
+        if math.isfinite(probe.kl_ref):
+            self.state.kl.update(probe.kl_ref, self.ppo.train_batch_size)
+        with self._averaged():
+            self._keep_if_best(metrics["selection_score"], metrics)
+        self._save_good()
+
+    def _averaged(self) -> _Swapped:
+        return _Swapped(self.state, enabled=self.ppo.ema_decay is not None)
+
+    def _keep_if_best(self, score: float, metrics: dict[str, float]) -> None:
+        if not self.ppo.select_best or (math.isfinite(score) and score > self.state.best.score):
+            best = self.state.best
+            best.score, best.round, best.probe = score, self.state.cursor.round, dict(metrics)
+            best.tensors = self.state.policy.tensors()
+            self.context.recorder.event("best_round", round=best.round, score=score)
+
+    def _finish(self) -> None:
+        if self.state.cursor.applied == 0:
+            raise StageError("ppo: no optimiser step was applied: every loss or gradient was not finite")
+        if self.state.best.tensors:
+            self.state.policy.load_tensors(self.state.best.tensors)
+
+    # -- guards ----------------------------------------------------------------------------------------------------
+
+    def _act(self, firings: list[Firing], round_is_over: bool = False) -> None:
+        """Carry out what fired: the gentler actions at once, then at most one rollback, then stop."""
+        for firing in firings:
+            self.context.recorder.event(
+                "guard", step=firing.step, rule=firing.rule.label, action=firing.rule.action, value=_finite(firing.value),
+                sentence=firing.sentence,
+            )  # fmt: skip
+            if firing.rule.action in ("reduce_lr", "reduce_clip"):
+                self._mitigate(firing)
+        for firing in firings:
+            if firing.rule.action == "stop":
+                raise GuardStop(f"ppo: stopped by a guard: {firing.sentence}", "look at the curves before the stop")
+        rollbacks = [firing for firing in firings if firing.rule.action == "rollback"]
+        if rollbacks:
+            self._roll_back(rollbacks[0], round_is_over)
+
+    def _mitigate(self, firing: Firing) -> None:
+        then, cursor = firing.rule.then, self.state.cursor
+        if then.kind == "reduce_lr":
+            floor = then.floor / self.ppo.actor_lr
+            for engine in (self.state.actor, self.state.critic_engine):
+                engine.lr_scale = min(engine.lr_scale, max(engine.lr_scale * then.factor, floor))
+        elif then.kind == "reduce_clip":
+            cursor.clip_ratio_low = min(cursor.clip_ratio_low, then.to)
+            cursor.clip_ratio_high = min(cursor.clip_ratio_high, then.to)
+        self.context.recorder.event("mitigation", step=firing.step, kind=then.kind, rule=firing.rule.label)
+
+    def _roll_back(self, firing: Firing, round_is_over: bool) -> None:
+        guards, cursor = self.parts.guards, self.state.cursor
+        guards.rollbacks[firing.index] += 1
+        if guards.rollbacks[firing.index] > firing.rule.max_rollbacks:
+            raise GuardStop(
+                f"ppo: rolled back {firing.rule.max_rollbacks} times and still: {firing.sentence}",
+                "lower ppo.actor_lr, raise ppo.kl_ctrl.kl_coef, or look at the data of the last rounds",
+            )
+        was_at, given_up = cursor.step, cursor.round - int(round_is_over)
+        scales = (self.state.actor.lr_scale, self.state.critic_engine.lr_scale)
+        clips = (cursor.clip_ratio_low, cursor.clip_ratio_high)
+        self.state.load(self.parts.good.at(cursor.good_step))
+        cursor = self.state.cursor
+        # Mitigations taken since stay taken; only what was learnt since is undone.
+        self.state.actor.lr_scale = min(self.state.actor.lr_scale, scales[0])
+        self.state.critic_engine.lr_scale = min(self.state.critic_engine.lr_scale, scales[1])
+        cursor.clip_ratio_low, cursor.clip_ratio_high = min(cursor.clip_ratio_low, clips[0]), min(cursor.clip_ratio_high, clips[1])
+        good_step = cursor.step
+        cursor.step, cursor.round = was_at, given_up
+        self._mitigate(firing)
+        guards.forget_recent()
+        self.context.recorder.event(
+            "rollback", step=was_at, to_step=good_step, round=given_up, rule=firing.rule.label, sentence=firing.sentence
+        )
+        raise RolledBack
+
+    def _skip_round(self) -> None:
+        """The round whose data led here is not tried again: going on means new data."""
+        cursor = self.state.cursor
+        cursor.round, cursor.step_in_round = cursor.round + 1, 0
+        self.state.batch = None
+        self._save_good()
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def _save_good(self) -> None:
+        self.state.cursor.good_step = self.state.cursor.step
+        self._save(self.parts.good)
+        self._save(self.parts.checkpoints)
+
+    def _save(self, folder: CheckpointFolder) -> None:
+        if not self.parts.updater.world.is_main:
+            return
+        extra = {
+            "key": self.context.spec.key, "seed": self.context.spec.seed, "guards": self.parts.guards.state_dict(),
+            "round_metrics": self.round_metrics, "metrics_position": self.context.recorder.position(),
+        }  # fmt: skip
+        folder.save(self.state.cursor.step, self.state.tensors(), self.state.state() | extra)
+
+    def _resume(self) -> bool:
+        checkpoint = self.parts.checkpoints.latest()
+        if checkpoint is None or checkpoint.state["key"] != self.context.spec.key:
+            return False
+        self.state.load(checkpoint)
+        self.parts.guards.load_state_dict(checkpoint.state["guards"])
+        self.round_metrics = dict(checkpoint.state["round_metrics"])
+        self.context.recorder.rewind(checkpoint.state["metrics_position"])
+        for refused in self.parts.checkpoints.refused:
+            self.context.recorder.event("checkpoint_refused", reason=refused)
+        return True
+
+
+class _Swapped:
+    """The averaged policy in place of the current one, for as long as the context lasts."""
+
+    def __init__(self, state: PPOState, enabled: bool) -> None:
+        self.state, self.enabled = state, enabled and bool(state.ema)
+        self.kept: dict[str, torch.Tensor] = {}
+
+    def __enter__(self) -> None:
+        if self.enabled:
+            self.kept = self.state.policy.tensors()
+            self.state.policy.load_tensors(self.state.ema)
+
+    def __exit__(self, *exception: object) -> None:
+        if self.enabled:
+            self.state.policy.load_tensors(self.kept)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,108 @@
+"""Looking at the policy from outside its training data: real KL, held-out reward, lengths, perplexity."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from configs.schema.ppo import PPOConfig
+from training.examples import Prompt
+from training.models.layout import Group, Layout, build_layout, group_sizes, microbatches
+from training.models.network import Network
+from training.models.sampling import SamplingSettings, sample_responses
+from training.models.tokenize import pad_id
+from training.ppo.actors import Actors
+from training.scoring import Question, Scorer
+from training.seeding import torch_generator
+from training.sft import negative_log_likelihood
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Held-out prompts answered by the current policy.
+
+    `kl_ref`: KL(policy || reference), nats a token, summed over the whole vocabulary at the policy's own samples;
+    `kl_ref_sequence`: the same summed over each answer, mean over answers. `heldout_reward` is in normalised units.
+    """
+
+    kl_ref: float
+    kl_ref_sequence: float
+    heldout_reward: float
+    response_length: float
+    eos_rate: float
+
+    def metrics(self) -> dict[str, float]:
+        """As step metrics."""
+        return dict(vars(self))
+
+
+class Prober:
+    """Measures with the same prompts and the same random numbers every time, so that probes differ by the policy alone."""
+
+    def __init__(
+        self, actors: Actors, scorer: Scorer, prompts: Sequence[Prompt], settings: SamplingSettings, budget: int, seed: int
+    ) -> None:
+        self.actors, self.scorer, self.prompts = actors, scorer, prompts
+        self.settings, self.budget, self.seed = settings, budget, seed
+
+    def measure(self, limit: int) -> Probe:
+        """Probe with the first `limit` prompts."""
+        prompts = self.prompts[:limit]
+        draws = torch_generator(self.seed, "ppo/probe")
+        samples = sample_responses(self.actors.policy, [p.token_ids for p in prompts], self.settings, draws)
+        groups = [Group(p.token_ids, (s.token_ids,)) for p, s in zip(prompts, samples, strict=True)]
+        token_mean, sequence_mean = exact_kl(self.actors.policy, self.actors.reference, groups, self.budget)
+        scores = self.scorer.scores([Question(p, s.token_ids) for p, s in zip(prompts, samples, strict=True)])
+        return Probe(
+            kl_ref=token_mean,
+            kl_ref_sequence=sequence_mean,
+            heldout_reward=(float(scores.mean()) - self.scorer.mean) / max(self.scorer.std, 1e-6),
+            response_length=sum(len(s.token_ids) for s in samples) / len(samples),
+            eos_rate=sum(s.finished for s in samples) / len(samples),
+        )
+
+
+@torch.no_grad()
+def exact_kl(policy: Network, reference: Network, groups: Sequence[Group], budget: int) -> tuple[float, float]:
+    """KL(policy || reference) at the given answers, summed over the vocabulary: (mean a token, mean a sequence), nats.
+
+    With answers sampled from the policy this is the Rao-Blackwellised estimate of the KL: unbiased, never negative,
+    and of less variance than log-ratios of the sampled tokens.
+    """
+    total, tokens = 0.0, 0
+    for batch in microbatches(group_sizes(groups, "padded"), budget):
+        layout = build_layout([groups[i] for i in batch], "padded", pad_id(policy.backbone.tokenizer))
+        layout = layout.to(policy.backbone.device)
+        total += float(token_kl(policy, reference, layout).double().sum())
+        tokens += int(layout.response_mask.sum())
+    return total / max(tokens, 1), total / max(len(groups), 1)
+
+
+def token_kl(policy: Network, reference: Network, layout: Layout) -> torch.Tensor:
+    """[B, R] KL over the vocabulary at each response position, 0 in masked slots; row by row, to keep memory small."""
+    ours, theirs = policy.hidden(layout)[:, :-1], reference.hidden(layout)[:, :-1]
+    rows = []
+    for hidden, ref_hidden in zip(ours, theirs, strict=True):
+        log_p = policy.backbone.logits(hidden).float().log_softmax(dim=-1)
+        log_q = reference.backbone.logits(ref_hidden).float().log_softmax(dim=-1)
+        rows.append((log_p.exp() * (log_p - log_q)).sum(dim=-1).clamp(min=0.0))
+    return torch.where(layout.response_mask, torch.stack(rows), 0.0)
+
+
+def perplexity(policy: Network, groups: Sequence[Group], budget: int) -> float:
+    """exp of the mean negative log-likelihood of held-out chosen responses."""
+    return math.exp(min(negative_log_likelihood(policy, groups, budget), 700.0))
+
+
+@torch.no_grad()
+def pass_log_probs_and_values(actors: Actors, layout: Layout) -> tuple[torch.Tensor, torch.Tensor]:
+    """The no-gradient pass at a round's start: old log-probs and old values, [B, R] on the CPU."""
+    return actors.policy.log_probs(layout).float().cpu(), actors.critic.values(layout).float().cpu()
+
+
+def selection_score(probe: Probe, ppo: PPOConfig) -> float:
+    """What decides which round is handed on: held-out reward minus the price of drift."""
+    return probe.heldout_reward - ppo.selection_kl_cost * probe.kl_ref

@@ -1,0 +1,99 @@
+"""One way to ask for rewards, whether a model or a function gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from configs.schema.models import ModelsConfig
+from configs.schema.supervised import RewardConfig
+from training.contract import FileRef
+from training.examples import Encoder, Prompt
+from training.models.layout import Group
+from training.models.reward_model import RewardModel
+from training.models.tokenize import decode_response
+from training.rewards.functions import resolve_reward_function
+from training.runtime import pick_device, pick_dtype
+
+
+@dataclass(frozen=True)
+class Question:
+    """One answer to be judged. Example: Question(prompt, (8, 9, 2))."""
+
+    prompt: Prompt
+    response_ids: tuple[int, ...]
+
+
+class Scorer(Protocol):
+    """Scores in the reward's own units; `mean` and `std` are those of held-out answers, for normalisation."""
+
+    digest: str
+    name: str
+    mean: float
+    std: float
+
+    def scores(self, questions: Sequence[Question]) -> NDArray[np.float32]:
+        """[B] finite scores, higher is better."""
+
+
+class ModelScorer:
+    """A trained reward model. Answers go through its own tokenizer where that differs from the policy's."""
+
+    def __init__(self, ref: FileRef, models: ModelsConfig, policy_tokenizer: Any, budget: int) -> None:
+        device = pick_device()
+        self.model = RewardModel.load(Path(ref.path), device=device, dtype=pick_dtype(models.dtype, device))
+        self.digest, self.name = ref.sha256, "reward_model"
+        self.mean, self.std = self.model.description.score_mean, self.model.description.score_std
+        self.budget = budget
+        self._policy_tokenizer = policy_tokenizer
+        own = self.model.network.backbone.tokenizer
+        self._encoder = None if own.get_vocab() == policy_tokenizer.get_vocab() else Encoder(own, models)
+
+    def scores(self, questions: Sequence[Question]) -> NDArray[np.float32]:
+        """One batched pass without gradients."""
+        if not questions:
+            return np.zeros(0, dtype=np.float32)
+        groups = [self._group(question) for question in questions]
+        return np.asarray(self.model.scores(groups, self.budget).numpy(), dtype=np.float32)
+
+    def _group(self, question: Question) -> Group:
+        if self._encoder is None:
+            return Group(question.prompt.token_ids, (question.response_ids,))
+        text = decode_response(self._policy_tokenizer, question.response_ids)
+        prompt = self._encoder.prompt({**vars(question.prompt), "prompt": question.prompt.messages})
+        return Group(prompt.token_ids, (self._encoder.response(text).token_ids,))
+
+
+class FunctionScorer:
+    """A rule, such as an answer check. It sees text, never tokens."""
+
+    mean, std = 0.0, 1.0
+
+    def __init__(self, name: str, allowed: Sequence[str], policy_tokenizer: Any) -> None:
+        self.function = resolve_reward_function(name, allowed)
+        self.digest, self.name = f"function:{name}", name
+        self._tokenizer = policy_tokenizer
+
+    def scores(self, questions: Sequence[Question]) -> NDArray[np.float32]:
+        """The rule's verdict on each answer."""
+        found = [
+            self.function(q.prompt.messages, decode_response(self._tokenizer, q.response_ids), q.prompt.reference)
+            for q in questions
+        ]
+        return np.asarray(found, dtype=np.float32)
+
+
+def build_scorer(
+    reward: RewardConfig, models: ModelsConfig, reward_model: FileRef | None, policy_tokenizer: Any
+) -> Scorer:
+    """The night's reward, as the config says."""
+    if reward.kind == "function":
+        assert reward.function is not None
+        return FunctionScorer(reward.function, reward.allowed_functions, policy_tokenizer)
+    assert reward_model is not None
+    return ModelScorer(reward_model, models, policy_tokenizer, reward.max_tokens_per_microbatch)
