@@ -15,6 +15,7 @@ from torch import Tensor
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
+MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")
 POISON = (np.nan, np.inf, -np.inf)
 LAWS = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 
