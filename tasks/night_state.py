@@ -8,12 +8,14 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
+from configs.schema import NightConfig
 from configs.schema.base import Section
 from training.contract import read_json, write_json
 from training.errors import ContractError
 
 RUNS = "runs"
 NIGHT = "night.json"
+CONFIG = "config.json"
 Status = Literal["running", "finished", "failed", "skipped"]
 
 
@@ -44,7 +46,12 @@ class StageNote(Section):
 
 
 class NightState(Section):
-    """One night. `index` counts the nights of one chain (`name`) from 1; `fingerprint` is the digest of the source."""
+    """One night. `index` counts the nights of one chain (`name`) from 1; `fingerprint` is the digest of the source.
+
+    `started_from`: the champion whose policy, reference and student this night goes on from; `champion`: the one it is
+    judged against, the same one unless somebody moved the alias meanwhile. Both are null on a cold start, which
+    `champion_frozen` tells from not having looked yet. `owed`: what could not be shown in MLflow and is sent later.
+    """
 
     night: str
     index: int
@@ -54,6 +61,8 @@ class NightState(Section):
     status: Status = "running"
     started: float
     ended: float | None = None
+    champion_frozen: bool = False
+    started_from: FrozenChampion | None = None
     champion: FrozenChampion | None = None
     snapshot_sha256: str | None = None
     stages: dict[str, StageNote] = Field(default_factory=dict)
@@ -63,6 +72,7 @@ class NightState(Section):
     promoted: bool = False
     flow_run_id: str | None = None
     mlflow_run_id: str | None = None
+    owed: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -92,6 +102,18 @@ class NightBook:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / NIGHT, state.model_dump(mode="json"))
         return state
+
+    def save_config(self, night: str, config: NightConfig) -> None:
+        """Keep the effective config beside the night."""
+        write_json(self.folder(night) / CONFIG, config.model_dump(mode="json"))
+
+    def config(self, night: str) -> NightConfig:
+        """The effective config of a night. Raises ContractError."""
+        file = self.folder(night) / CONFIG
+        try:
+            return NightConfig.model_validate(read_json(file))
+        except ValidationError as error:
+            raise ContractError(f"{file}: was written by another version: {error.error_count()} problem(s)") from None
 
     def change(self, state: NightState, **fields: Any) -> NightState:
         """The state with `fields` changed, saved."""

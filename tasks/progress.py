@@ -7,9 +7,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from training.contract import METRICS
+
+if TYPE_CHECKING:
+    from tasks.summary import NightSummary
 
 
 class Progress(Protocol):
@@ -30,6 +33,9 @@ class Progress(Protocol):
     def note(self, text: str) -> None:
         """A sentence about the night as a whole."""
 
+    def summary(self, summary: NightSummary) -> None:
+        """The page at the night's end, also at the end of one that failed."""
+
 
 class Silent:
     """Hears and says nothing."""
@@ -47,6 +53,9 @@ class Silent:
         """Say nothing."""
 
     def note(self, text: str) -> None:
+        """Say nothing."""
+
+    def summary(self, summary: NightSummary) -> None:
         """Say nothing."""
 
 

@@ -70,6 +70,10 @@ class Materials:
         found: FileRef | None = getattr(self, name)
         return found
 
+    def with_reference(self, reference: FileRef | None) -> Materials:
+        """The materials with another reference, or another place of the same one."""
+        return replace(self, reference=reference)
+
     def after(self, stage: str, result: StageResult) -> Materials:
         """The materials with what `stage` has made."""
         made: dict[str, FileRef] = {}
@@ -84,7 +88,7 @@ _REFERENCE = Role.named("reference")
 _REWARD_MODEL = Role("reward_model", "reward_model", optional=True)
 
 SHAPES: Mapping[str, Shape] = {
-    "validate": Shape(("data",), params=("night_index", "fingerprint"), makes=(("snapshot", "snapshot"),)),
+    "validate": Shape(("data",), params=("night_index", "fingerprint", "source"), makes=(("snapshot", "snapshot"),)),
     "base": Shape(("data", "models"), (_SNAPSHOT,), makes=(("model", "base"),)),
     "sft": Shape(("models", "sft"), (_SNAPSHOT, Role.named("base")), makes=(("model", "reference"),)),
     "reward": Shape(
@@ -163,6 +167,7 @@ class NightFacts:
     index: int
     home: Path
     fingerprint: str
+    source: str
     config: NightConfig
 
 
@@ -193,6 +198,7 @@ def _param(name: str, facts: NightFacts) -> Any:
     found: dict[str, Any] = {
         "night_index": facts.index,
         "fingerprint": facts.fingerprint,
+        "source": facts.source,
         "store": str(facts.home / STORE),
         "confidence_levels": sorted({facts.config.evaluation.confidence, *facts.config.gates.confidence_levels}),
     }

@@ -1,0 +1,26 @@
+"""Prefect without a server: set before Prefect is imported, so that everything of a night lies in its home."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import MutableMapping
+from pathlib import Path
+
+SERVER = "PREFECT_API_URL"
+
+
+def prepare_prefect(home: Path, quiet: bool = True, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Set defaults for Prefect in this process; what the user has set stays.
+
+    Without a server the temporary one keeps its database in the home. `quiet` leaves the screen to Nightjar: the
+    console shows only what ends Prefect itself, while run logs still reach the server in full.
+    """
+    environment.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+    environment.setdefault("DO_NOT_TRACK", "1")
+    environment.setdefault("PREFECT_CLI_PROMPT", "false")
+    # Two busy cores start the temporary server slowly.
+    environment.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
+    if not environment.get(SERVER):
+        environment.setdefault("PREFECT_HOME", str(home / "prefect"))
+    if quiet:
+        environment.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")

@@ -1,0 +1,74 @@
+"""The acts of a night as Prefect tasks: names, retries, and nothing else. None is cached: each acts on the world."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from prefect import State, task
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import TaskRun
+
+from tasks.champion_change import promote_version, register_version
+from tasks.judging import FOLDER, judge
+from tasks.launch import StageRun, run_stage
+from tasks.launch_plan import LaunchPlan
+from tasks.night_work import NightWork
+from tasks.promotion import Force, Promotion
+from tasks.reconcile import Reconciled, reconcile
+from tasks.registry_errors import LockHeld, TrackingUnavailable
+from tasks.site import Site
+from tasks.summary import NightSummary
+from training.contract import StageSpec
+from training.evaluation.decision import GateDecision
+
+ACT: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False, "log_prints": False}
+REGISTRY_RETRIES: dict[str, Any] = {"retries": 3, "retry_delay_seconds": [5, 20, 60]}
+
+
+def _is_passing(task: Any, run: TaskRun, state: State[Any]) -> bool:
+    """Retry only what waiting can mend: a server that is away, a lock that is held. A refusal is an answer."""
+    error = state.result(raise_on_failure=False)
+    return isinstance(error, TrackingUnavailable | LockHeld)
+
+
+@task(name="reconcile", retry_condition_fn=_is_passing, **REGISTRY_RETRIES, **ACT)
+def reconcile_task(site: Site) -> Reconciled:
+    """Close what dead processes left open."""
+    return reconcile(site)
+
+
+@task(name="stage", task_run_name="{stage}", **ACT)
+def stage_task(stage: str, spec: StageSpec, directory: str, plan: LaunchPlan, night: NightWork) -> StageRun:
+    """One stage in a child process. The launcher itself retries a dead child from its checkpoint; no retry here."""
+    with night.tracker.following(stage, Path(directory)):
+        return run_stage(spec, Path(directory), plan)
+
+
+@task(name="gate", **ACT)
+def gate_task(night: NightWork, report: str) -> GateDecision:
+    """The verdict, from the report and the rules alone."""
+    return judge(Path(report), night.config, night.state.champion is not None, night.folder / FOLDER)
+
+
+@task(name="register", retry_condition_fn=_is_passing, **REGISTRY_RETRIES, **ACT)
+def register_task(night: NightWork, decision: GateDecision) -> str:
+    """The policy as a verified version in the registry."""
+    return register_version(night, decision)
+
+
+@task(name="promote", retry_condition_fn=_is_passing, **REGISTRY_RETRIES, **ACT)
+def promote_task(night: NightWork, version: str, force: Force | None) -> Promotion:
+    """The version as champion, or everything as it was."""
+    return promote_version(night, version, force)
+
+
+@task(name="report", **ACT)
+def report_task(summary: NightSummary) -> None:
+    """The night's page as Prefect artifacts."""
+    key = summary.night.lower().replace("_", "-").replace(".", "-")
+    create_markdown_artifact(summary.markdown(), key=f"{key}-summary", description=f"Night {summary.night}")
+    rows = [{"stage": line.stage, "seconds": round(line.seconds, 1), "how": line.how} for line in summary.stages]
+    if rows:
+        create_table_artifact(rows, key=f"{key}-stages", description="Seconds a stage")

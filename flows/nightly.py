@@ -1,0 +1,185 @@
+"""One night, told once: lock, check, reconcile, open, stages, gate, register, promote, report."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from prefect import State, flow
+from prefect.runtime import flow_run
+from prefect.states import Completed, Failed
+
+from configs.errors import NightjarError
+from configs.schema import NightConfig, load_config
+from flows.night_tasks import gate_task, promote_task, reconcile_task, register_task, report_task, stage_task
+from flows.request import NightRequest
+from tasks.home import home_of
+from tasks.night import NothingToDo, Opened, is_stale, only_night, open_night, same_snapshot_before
+from tasks.night_source import check_source, source_of
+from tasks.night_state import NightBook
+from tasks.night_tracking import NightTracker
+from tasks.night_work import NightWork
+from tasks.preflight import check_before
+from tasks.progress import listener
+from tasks.promotion import Force
+from tasks.publish import publish_judgement, publish_summary, publish_validation
+from tasks.reachability import require_tracking
+from tasks.registry_errors import BannedVersion, LockHeld
+from tasks.run_lease import run_lease
+from tasks.site import Site
+from tasks.summary import summarise
+from tasks.tracking import finish_late
+from training.evaluation.decision import GateDecision
+from training.evaluation.report import EvaluationReport, read_report
+
+SKIPPED, REJECTED, UNDECIDED = "Skipped", "Rejected", "Undecided"
+
+
+def _run_name() -> str:
+    request = flow_run.parameters.get("request")
+    config = request.config if isinstance(request, NightRequest) else dict(request or {}).get("config", "night")
+    return f"{Path(config).stem} {time.strftime('%Y-%m-%d %H:%M')}"
+
+
+@flow(name="nightly", flow_run_name=_run_name, persist_result=False, log_prints=False)
+def nightly(request: NightRequest) -> State[Any]:
+    """Run, continue or skip a night.
+
+    Ends Completed when a version was promoted, `Skipped` (completed) when there was nothing to do, and in a failed
+    state that a person notices when the gate refused (`Rejected`, `Undecided`) or something broke; the champion then
+    is the one from before.
+    """
+    try:
+        config = load_config(request.config, request.overrides)
+        if _is_late(request):
+            return _skipped(f"this start was due over {request.stale_after_hours:g} hours ago; a newer one catches up")
+        home = home_of(config)
+        with only_night(home):
+            return _run(request, config, home)
+    except LockHeld as busy:
+        return _skipped(f"another night is running: {busy.message}")
+    except NightjarError as error:
+        listener().note(str(error))
+        return Failed(message=str(error))
+
+
+def _run(request: NightRequest, config: NightConfig, home: Path) -> State[Any]:
+    # 1. Everything that can be refused is refused before any compute.
+    site = Site.open(home, config.registry)
+    check_before(
+        config,
+        home,
+        lambda: check_source(config),
+        lambda: require_tracking(site.tracking_uri, config.registry.reach_timeout_seconds),
+    )
+    # 2. What dead processes left open is closed.
+    finish_late(site)
+    reconciled = reconcile_task(site)
+    for sentence in (*reconciled.settled, *reconciled.problems):
+        listener().note(sentence)
+    # 3. Go on with a night that broke off, skip, or begin a new one.
+    book = NightBook(home)
+    opened = open_night(book, config, source_of(config, home), again=request.again)
+    if isinstance(opened, NothingToDo):
+        return _skipped(opened.reason)
+    return _run_opened(request, config, book, site, opened)
+
+
+def _run_opened(request: NightRequest, config: NightConfig, book: NightBook, site: Site, opened: Opened) -> State[Any]:
+    state = book.change(opened.state, flow_run_id=flow_run.id or None)
+    book.save_config(state.night, config)
+    listener().note(f"night {state.night} " + ("goes on where it stopped" if opened.continued else "begins"))
+    with run_lease(book.home, state.night):
+        tracker = NightTracker.open(site, state.night, config)
+        night = NightWork(config, book, site, tracker, state)
+        try:
+            night.note(mlflow_run_id=tracker.run.run_id)
+            return _work(request, night)
+        except NightjarError as error:
+            night.note(status="failed", ended=time.time(), reason=error.message)
+            _report(night, None, None)
+            night.tracker.finish("FAILED")
+            raise
+        except BaseException:
+            night.tracker.finish("KILLED")  # the state on disk stays `running`: repeating the command goes on
+            raise
+
+
+def _work(request: NightRequest, night: NightWork) -> State[Any]:
+    # 4. The champion is frozen: the whole night starts from it and is judged against it.
+    night.freeze()
+    # 5. The stages, each a child process; a result that is there already is reused.
+    for stage in night.stages():
+        spec = night.spec(stage)
+        done = stage_task(stage, spec, str(night.directory(stage)), night.plan(stage), night)
+        night.took(stage, done)
+        if stage == "validate":
+            same = _after_validation(request, night)
+            if same is not None:
+                return _skipped_night(night, same)
+    # 6. The gate, the registry, the champion.
+    report = night.results["evaluate"].output("report").path
+    decision = gate_task(night, report)
+    version = register_task(night, decision)
+    night.note(verdict=decision.verdict)
+    publish_judgement(night, read_report(Path(report)))
+    reason = _promote(request, night, decision, version)
+    # 7. The page that a person reads.
+    night.note(status="finished", ended=time.time(), reason=reason)
+    _report(night, read_report(Path(report)), decision)
+    night.tracker.finish("FINISHED")
+    return _final_state(night, decision)
+
+
+def _after_validation(request: NightRequest, night: NightWork) -> str | None:
+    publish_validation(night)
+    snapshot = night.results["validate"].output("snapshot")
+    night.note(snapshot_sha256=snapshot.sha256)
+    same = None if request.again else same_snapshot_before(night.book, night.state, snapshot.sha256)
+    return None if same is None else f"the new files hold the same rows as night {same.night}"
+
+
+def _promote(request: NightRequest, night: NightWork, decision: GateDecision, version: str) -> str | None:
+    """Promote what passed or what a person forces. Returns why a version that passed was not promoted."""
+    force = Force(request.who, request.why) if request.force else None
+    if not decision.promote and force is None:
+        return None
+    try:
+        promote_task(night, version, force)
+    except BannedVersion as banned:
+        night.note(verdict="FAIL")
+        return f"It is not promoted: {banned.message}."
+    return None
+
+
+def _report(night: NightWork, report: EvaluationReport | None, decision: GateDecision | None) -> None:
+    summary = summarise(night.state, night.config, night.results, report, decision)
+    publish_summary(night, summary)
+    listener().summary(summary)
+    report_task(summary)
+
+
+def _final_state(night: NightWork, decision: GateDecision) -> State[Any]:
+    state = night.state
+    if state.promoted:
+        return Completed(message=f"version {state.version} is champion: {decision.sentence}")
+    kept = f"version {state.version} is registered as challenger, the champion stays"
+    told = f"{state.reason or decision.sentence} ({kept})"
+    return Failed(name=UNDECIDED if decision.verdict == "INCONCLUSIVE" else REJECTED, message=told)
+
+
+def _skipped_night(night: NightWork, reason: str) -> State[Any]:
+    night.note(status="skipped", ended=time.time(), reason=reason)
+    night.tracker.finish("FINISHED")
+    return _skipped(reason)
+
+
+def _skipped(reason: str) -> State[Any]:
+    listener().note(f"skipped: {reason}")
+    return Completed(name=SKIPPED, message=reason)
+
+
+def _is_late(request: NightRequest) -> bool:
+    due = flow_run.scheduled_start_time
+    return due is not None and is_stale(due.timestamp(), time.time(), request.stale_after_hours)

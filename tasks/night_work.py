@@ -1,0 +1,126 @@
+"""A night at work: its state on disk, its materials, its runs in MLflow. The acts of the flow share one of these."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from configs.schema import NightConfig
+from tasks.champion import base_identity, ensure_fetched, freeze_champion, keep_lineage, starting_materials
+from tasks.launch import StageRun
+from tasks.launch_plan import LaunchPlan
+from tasks.model_store import keep_model
+from tasks.night_source import source_uri
+from tasks.night_state import NightBook, NightState, StageNote
+from tasks.night_tracking import NightTracker
+from tasks.site import Site
+from tasks.stages import Materials, NightFacts, builds_own_base, spec_of, stages_of
+from training.contract import StageResult, StageSpec
+from training.models.folder import has_chat_template
+
+
+class NightWork:
+    """Changes as the night goes on; everything that must outlive the process is in `state`, on disk.
+
+    No dataclass, since Prefect takes those apart on their way into a task.
+    """
+
+    def __init__(
+        self, config: NightConfig, book: NightBook, site: Site, tracker: NightTracker, state: NightState
+    ) -> None:
+        self.config = config
+        self.book = book
+        self.site = site
+        self.tracker = tracker
+        self.state = state
+        self.materials = Materials()
+        self.results: dict[str, StageResult] = {}
+
+    @property
+    def home(self) -> Path:
+        """The home."""
+        return self.book.home
+
+    @property
+    def folder(self) -> Path:
+        """The night's folder."""
+        return self.book.folder(self.state.night)
+
+    def note(self, **fields: Any) -> None:
+        """Change the state, on disk first."""
+        self.state = self.book.change(self.state, **fields)
+
+    def freeze(self) -> None:
+        """Fix the champion that this night goes on from and is judged against, once, however often it is run."""
+        if not self.state.champion_frozen:
+            champion = freeze_champion(self.site, self.folder)
+            start = self.state.started_from or champion
+            self.note(champion=champion, started_from=start, champion_frozen=True)
+        for frozen in (self.state.champion, self.state.started_from):
+            ensure_fetched(self.site, frozen)
+        self.materials = starting_materials(self.config, self.home, self.state.started_from, self.state.champion)
+
+    def thaw(self) -> None:
+        """Somebody moved the alias: the next run of this night judges against the new champion."""
+        self.note(champion=None, champion_frozen=False)
+
+    def stages(self) -> list[str]:
+        """This night's stages, in order."""
+        known = self.materials.reference is not None
+        stages = stages_of(self.config, known, builds_own_base(self.config), self._wants_sft())
+        if not known and "sft" not in stages:
+            # The base is then itself the reference.
+            self.materials = self.materials.with_reference(self.materials.base)
+        return stages
+
+    def spec(self, stage: str) -> StageSpec:
+        """The spec of a stage, from what is there by now."""
+        state = self.state
+        source = source_uri(self.config, self.home)
+        facts = NightFacts(state.night, state.index, self.home, state.fingerprint, source, self.config)
+        return spec_of(stage, facts, self.materials)
+
+    def directory(self, stage: str) -> Path:
+        """Where a stage works."""
+        return self.folder / stage
+
+    def plan(self, stage: str) -> LaunchPlan:
+        """How a stage is started."""
+        return LaunchPlan.of(self.config.runtime, stage)
+
+    def took(self, stage: str, done: StageRun) -> None:
+        """A stage is done: its outputs become materials, its figures go to MLflow."""
+        self.results[stage] = done.result
+        self.materials = self.materials.after(stage, done.result)
+        if stage == "sft" and self.materials.reference is not None:
+            # Adapters remember where their base lies, so the reference gets its lasting place at once.
+            self.materials = self.materials.with_reference(keep_model(self.home, self.materials.reference))
+        note = StageNote(
+            how="reused" if done.reused else "done",
+            seconds=done.seconds,
+            attempts=done.attempts,
+            directory=str(done.directory),
+            key=done.result.key,
+        )
+        self.state = self.book.note_stage(self.state, stage, _longest(note, self.state.stages.get(stage)))
+        self.tracker.stage_done(stage, done)
+
+    def keep(self) -> None:
+        """Keep what later nights need of this one."""
+        keep_lineage(self.home, self.materials)
+
+    def base_identity(self) -> str:
+        """What stands for the base in the lineage."""
+        return base_identity(self.config, self.materials.base)
+
+    def _wants_sft(self) -> bool:
+        if self.config.sft.run != "auto":
+            return self.config.sft.run == "always"
+        return builds_own_base(self.config) or not has_chat_template(Path(self.config.models.base))
+
+
+def _longest(note: StageNote, earlier: StageNote | None) -> StageNote:
+    """A continued night reuses what it did before: the table shows the seconds that it really took."""
+    if note.how == "reused" and earlier is not None and earlier.key == note.key and earlier.how == "done":
+        return earlier
+    return note
