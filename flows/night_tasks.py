@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prefect import State, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
@@ -20,8 +20,10 @@ from tasks.reconcile import Reconciled, reconcile
 from tasks.registry_errors import LockHeld, TrackingUnavailable
 from tasks.site import Site
 from tasks.summary import NightSummary
-from training.contract import StageSpec
-from training.evaluation.decision import GateDecision
+
+if TYPE_CHECKING:
+    from tasks.judging import EvaluationReport, GateDecision
+    from tasks.launch import StageSpec
 
 ACT: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False, "log_prints": False}
 REGISTRY_RETRIES: dict[str, Any] = {"retries": 3, "retry_delay_seconds": [5, 20, 60]}
@@ -47,9 +49,9 @@ def stage_task(stage: str, spec: StageSpec, directory: str, plan: LaunchPlan, ni
 
 
 @task(name="gate", **ACT)
-def gate_task(night: NightWork, report: str) -> GateDecision:
+def gate_task(night: NightWork, report: EvaluationReport) -> GateDecision:
     """The verdict, from the report and the rules alone."""
-    return judge(Path(report), night.config, night.state.champion is not None, night.folder / FOLDER)
+    return judge(report, night.config, night.state.champion is not None, night.folder / FOLDER)
 
 
 @task(name="register", retry_condition_fn=_is_passing, **REGISTRY_RETRIES, **ACT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prefect import State, flow
 from prefect.runtime import flow_run
@@ -15,6 +15,7 @@ from configs.schema import NightConfig, load_config
 from flows.night_tasks import gate_task, promote_task, reconcile_task, register_task, report_task, stage_task
 from flows.request import NightRequest
 from tasks.home import home_of
+from tasks.judging import read_report
 from tasks.night import NothingToDo, Opened, is_stale, only_night, open_night, same_snapshot_before
 from tasks.night_source import check_source, source_of
 from tasks.night_state import NightBook
@@ -30,8 +31,9 @@ from tasks.run_lease import run_lease
 from tasks.site import Site
 from tasks.summary import summarise
 from tasks.tracking import finish_late
-from training.evaluation.decision import GateDecision
-from training.evaluation.report import EvaluationReport, read_report
+
+if TYPE_CHECKING:
+    from tasks.judging import EvaluationReport, GateDecision
 
 SKIPPED, REJECTED, UNDECIDED = "Skipped", "Rejected", "Undecided"
 
@@ -119,15 +121,15 @@ def _work(request: NightRequest, night: NightWork) -> State[Any]:
             if same is not None:
                 return _skipped_night(night, same)
     # 6. The gate, the registry, the champion.
-    report = night.results["evaluate"].output("report").path
+    report = read_report(Path(night.results["evaluate"].output("report").path))
     decision = gate_task(night, report)
     version = register_task(night, decision)
     night.note(verdict=decision.verdict)
-    publish_judgement(night, read_report(Path(report)))
+    publish_judgement(night, report)
     reason = _promote(request, night, decision, version)
     # 7. The page that a person reads.
     night.note(status="finished", ended=time.time(), reason=reason)
-    _report(night, read_report(Path(report)), decision)
+    _report(night, report, decision)
     night.tracker.finish("FINISHED")
     return _final_state(night, decision)
 

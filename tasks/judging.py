@@ -8,16 +8,27 @@ from configs.schema import NightConfig
 from tasks.night_state import NightBook, NightState
 from training.errors import GateError
 from training.evaluation.gate import GateDecision, decide, decision_markdown, explain, read_decision, write_decision
-from training.evaluation.report import read_report
+from training.evaluation.report import EvaluationReport, read_report
+
+__all__ = [
+    "FOLDER",
+    "MARKDOWN",
+    "EvaluationReport",
+    "GateDecision",
+    "explain_night",
+    "judge",
+    "read_report",
+    "stored_decision",
+]
 
 FOLDER = "gate"
 DECISION = "decision.json"
 MARKDOWN = "decision.md"
 
 
-def judge(report: Path, config: NightConfig, has_champion: bool, folder: Path) -> GateDecision:
+def judge(report: EvaluationReport, config: NightConfig, has_champion: bool, folder: Path) -> GateDecision:
     """Decide and write the decision below `folder`. Raises GateError when there is nothing to judge by."""
-    decision = decide(read_report(report), config.gates, has_champion)
+    decision = decide(report, config.gates, has_champion)
     folder.mkdir(parents=True, exist_ok=True)
     write_decision(folder / DECISION, decision)
     (folder / MARKDOWN).write_text(decision_markdown(decision), encoding="utf-8")

@@ -1,0 +1,104 @@
+"""`nightjar run` and `nightjar watch`: a flow in this process, under a display, ended cleanly by any signal."""
+
+from __future__ import annotations
+
+import getpass
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from configs.schema import load_config
+from flows.console import lines_for
+from flows.embedded import prepare_prefect
+from flows.request import NightRequest
+from tasks.home import home_of
+from tasks.progress import listening
+
+if TYPE_CHECKING:
+    from prefect import State
+
+DONE, DEFECT, USER, REJECTED = 0, 1, 2, 3
+_REFUSALS = ("Rejected", "Undecided", "Breached")
+
+
+def run_night(config: str, overrides: Sequence[str], *, again: bool, force: bool, why: str, plain: bool) -> int:
+    """Run the flow and return the exit code. Raises NightjarError when the request or the config is wrong."""
+    request = NightRequest(
+        config=config, overrides=tuple(overrides), again=again, force=force, who=_who() if force else "", why=why
+    )
+    home = home_of(load_config(config, overrides))
+
+    def start() -> State[Any]:
+        from flows.nightly import nightly
+
+        return nightly(request, return_state=True)
+
+    return _run(home, start, plain)
+
+
+def run_watch(home: Path, *, plain: bool) -> int:
+    """Measure the champion once; the exit code tells whether it kept its limits."""
+
+    def start() -> State[Any]:
+        from flows.watch import WatchRequest, watch
+
+        return watch(WatchRequest(home=str(home)), return_state=True)
+
+    return _run(home, start, plain)
+
+
+def _run(home: Path, start: Callable[[], State[Any]], plain: bool) -> int:
+    prepare_prefect(home)
+    console = Console()
+    with lines_for(console, plain) as lines, listening(lines), _ended_by_sigterm():
+        lines.note("starting")
+        state = start()
+    return _tell(console, state)
+
+
+def _tell(console: Console, state: State[Any]) -> int:
+    if state.is_completed():
+        return DONE
+    if state.name in _REFUSALS:
+        return REJECTED
+    if state.is_crashed():
+        Console(stderr=True).print(f"[red]crashed[/] {escape(state.message or '')}", highlight=False)
+        return DEFECT
+    words = state.message or "the night failed"
+    Console(stderr=True).print(f"[red]error[/] {escape(words)}", highlight=False, soft_wrap=True)
+    return USER if not _is_defect(state) else DEFECT
+
+
+def _is_defect(state: State[Any]) -> bool:
+    """Flows return a failed state for what a person can mend; an exception that escaped them is a defect."""
+    return isinstance(state.data, BaseException) or "Flow run encountered an exception" in (state.message or "")
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the night as Ctrl-C does: the stage's processes first, then this one."""
+
+    def end(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.stderr.write("\nstopped; no process of a stage is left. Repeat the command to go on.\n")
+        sys.exit(130)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _who() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "unknown user"

@@ -1,0 +1,44 @@
+"""`nightjar validate`: the config and the files it names. No torch, no MLflow, no Prefect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from configs.errors import ConfigError
+from configs.schema import NightConfig, load_config
+from tasks.preflight import PreflightError, check_models
+
+
+def validate_config(path: Path, overrides: Sequence[str]) -> str:
+    """What is right, in words. Raises ConfigError or PreflightError with everything that is wrong."""
+    config = load_config(path, overrides)
+    problems = _problems(config)
+    if problems:
+        shown = "\n".join(f"- {problem}" for problem in problems)
+        raise PreflightError(f"{path}: every key is right, but what it names is not all there:\n{shown}")
+    blocking = sum(rule.severity == "block" for rule in config.gates.rules)
+    return (
+        f"{path} is valid: night chain {config.name!r}, base {config.models.base}, "
+        f"{len(config.gates.rules)} gate rules ({blocking} blocking), registry model {config.registry.model!r}, "
+        f"config hash {config.config_hash[:12]}"
+    )
+
+
+def _problems(config: NightConfig) -> list[str]:
+    problems = []
+    try:
+        check_models(config)
+    except (PreflightError, ConfigError, ValueError) as error:
+        problems.append(str(error))
+    source = config.data.source
+    if source is not None and "://" not in source and not Path(source).expanduser().exists():
+        hint = "relative paths start at the working directory"
+        problems.append(f"data.source: {source}: no such file or folder\n  what to do: {hint}")
+    function = config.reward.function
+    if function is not None and ":" in function and function not in config.reward.allowed_functions:
+        problems.append(
+            f"reward.function: {function} is not in reward.allowed_functions\n"
+            f"  what to do: if you trust that code, write allowed_functions: [{function!r}]"
+        )
+    return problems

@@ -1,0 +1,139 @@
+"""Is everything here that a night needs? Each check answers in a sentence, and says what to do where it is not."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from configs.errors import NightjarError
+from configs.schema import NightConfig
+from tasks.launch_plan import available_cores
+from tasks.mlflow_client import tracking_uri_of, without_credentials
+from tasks.preflight import check_home, check_models, check_reward_function, free_gigabytes
+from tasks.reachability import require_tracking
+
+Health = Literal["good", "look", "bad"]
+PACKAGES = ("torch", "transformers", "peft", "deepspeed", "prefect", "mlflow", "great-expectations", "pyarrow")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check: good, look (works, but somebody should know) or bad (a night will not run)."""
+
+    about: str
+    health: Health
+    sentence: str
+
+
+def examine(home: Path, config: NightConfig | None) -> list[Finding]:
+    """All checks, cheapest first. Never raises."""
+    checks: list[tuple[str, Callable[[], Finding]]] = [
+        ("python", _python),
+        ("packages", _packages),
+        ("cores", _cores),
+        ("gpu", _gpus),
+        ("home", lambda: _home(home, config)),
+        ("clock", _clock),
+        ("mlflow", lambda: _mlflow(home, config)),
+        ("prefect", _prefect),
+    ]
+    if config is not None:
+        checks += [
+            ("models", lambda: _refusal("models", "every model folder is complete", lambda: check_models(config))),
+            ("reward", lambda: _refusal("reward", "reward functions are there", lambda: check_reward_function(config))),
+        ]
+    return [_careful(about, check) for about, check in checks]
+
+
+def _careful(about: str, check: Callable[[], Finding]) -> Finding:
+    try:
+        return check()
+    except Exception as error:  # a check that breaks is itself a finding
+        return Finding(about, "bad", f"could not be checked: {type(error).__name__}: {error}")
+
+
+def _refusal(about: str, good: str, check: Callable[[], object]) -> Finding:
+    try:
+        check()
+    except NightjarError as error:
+        return Finding(about, "bad", str(error))
+    return Finding(about, "good", good)
+
+
+def _python() -> Finding:
+    fits = sys.version_info >= (3, 11)
+    told = f"Python {platform.python_version()}"
+    return Finding("python", "good" if fits else "bad", told if fits else f"{told}: Nightjar needs 3.11 or newer")
+
+
+def _packages() -> Finding:
+    versions = dict(_versions())
+    missing = [name for name in PACKAGES if name not in versions]
+    told = ", ".join(f"{name} {version}" for name, version in versions.items())
+    if missing:
+        return Finding("packages", "bad", f"missing: {', '.join(missing)}; run `make install`. There is {told}")
+    return Finding("packages", "good", told)
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    for name in PACKAGES:
+        try:
+            yield name, importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+
+
+def _cores() -> Finding:
+    return Finding("cores", "good", f"{available_cores()} CPU cores for this process")
+
+
+def _gpus() -> Finding:
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return Finding("gpu", "look", "no GPU here: stages run on the CPU, which suits small models only")
+    query = [command, "--query-gpu=name,memory.free", "--format=csv,noheader"]
+    listed = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+    if listed.returncode != 0:
+        return Finding("gpu", "bad", f"nvidia-smi fails: {listed.stderr.strip() or listed.stdout.strip()}")
+    return Finding("gpu", "good", "; ".join(listed.stdout.strip().splitlines()))
+
+
+def _home(home: Path, config: NightConfig | None) -> Finding:
+    least = config.runtime.min_free_disk_gb if config is not None else 1.0
+    return _refusal("home", f"{home}: writable, {free_gigabytes(home):.0f} GB free", lambda: check_home(home, least))
+
+
+def _clock() -> Finding:
+    zone = "/".join(time.tzname)
+    if time.time() < 1_700_000_000:
+        return Finding("clock", "bad", "the clock is years slow; set it, or schedules and leases go wrong")
+    return Finding("clock", "good", f"{time.strftime('%Y-%m-%d %H:%M:%S')} {zone}; schedules name their own time zone")
+
+
+def _mlflow(home: Path, config: NightConfig | None) -> Finding:
+    uri = tracking_uri_of(home, config.registry.tracking_uri if config is not None else None)
+    timeout = config.registry.reach_timeout_seconds if config is not None else 15.0
+    return _refusal("mlflow", f"{without_credentials(uri)} answers", lambda: require_tracking(uri, timeout))
+
+
+def _prefect() -> Finding:
+    url = os.environ.get("PREFECT_API_URL")
+    if not url:
+        return Finding("prefect", "good", "no PREFECT_API_URL: each night brings a temporary server of its own")
+    shown = without_credentials(url)
+    try:
+        with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=10) as reply:
+            healthy = reply.status == 200
+    except OSError as error:
+        return Finding("prefect", "bad", f"{shown} does not answer ({error}); start it, or unset PREFECT_API_URL")
+    return Finding("prefect", "good" if healthy else "bad", f"{shown} {'answers' if healthy else 'is not healthy'}")
