@@ -193,7 +193,7 @@ def policy_loss(
             objective = max(objective, c * advantage)
         losses[b, t] = -objective * weight_of(weights, b, t)
     shares = (aggregate(x, mask, "token-mean", num_tokens) for x in (clipped, capped, kl))
-    return (aggregate(losses, mask, mode, num_tokens, num_sequences), *shares)  # type: ignore[return-value]
+    return (aggregate(losses, mask, mode, num_tokens, num_sequences), *shares)
 
 
 def value_loss(

@@ -55,11 +55,8 @@ def test_any_split_adds_up(mask: Bools, seed: int, mode: str, data: st.DataObjec
     total = aggregate(whole, bools(mask), mode)
     total.backward()
     parts = tensor(x, requires_grad=True)
-    sums = [
-        aggregate(parts[torch.tensor(owner == i)], bools(mask[owner == i]), mode, **counts)  # type: ignore[arg-type]
-        for i in range(3)
-    ]
-    sum(sums).backward()  # type: ignore[union-attr]
+    sums = [aggregate(parts[torch.tensor(owner == i)], bools(mask[owner == i]), mode, **counts) for i in range(3)]
+    sum(sums).backward()
     close(sum(float(part.detach()) for part in sums), float(total.detach()))
     close(gradient(parts), gradient(whole))
 

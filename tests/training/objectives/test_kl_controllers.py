@@ -46,7 +46,7 @@ def test_infinite_kl_counts_as_far_above() -> None:
 
 def test_a_tensor_may_be_handed_in() -> None:
     controller = AdaptiveKLController(0.1, 0.1, 100)
-    controller.update(torch.tensor(0.5), 100)  # type: ignore[arg-type]
+    controller.update(torch.tensor(0.5), 100)
     assert isinstance(controller.kl_coef, float)
 
 
@@ -57,7 +57,7 @@ def test_fixed_stays() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: FixedKLController(1.0), lambda: AdaptiveKLController(1.0, 0.1, 100)])
-def test_state_round_trip_is_exact(make) -> None:  # type: ignore[no-untyped-def]
+def test_state_round_trip_is_exact(make) -> None:
     adaptive = AdaptiveKLController(0.1, 0.07, 333)
     for step in range(17):
         adaptive.update(0.01 * step, 29)

@@ -85,7 +85,7 @@ def test_straight_through_keeps_the_value_and_takes_the_gradient_of_k2(gaps: lis
         out = kl_penalty(through, reference, kind + "+")
         assert torch.equal(out.detach(), kl_penalty(through.detach(), reference, kind))
         out.sum().backward()
-        assert torch.equal(through.grad, square.grad)  # type: ignore[arg-type]
+        assert torch.equal(through.grad, square.grad)
 
 
 def test_k3_where_policies_are_close() -> None:

@@ -81,14 +81,11 @@ def test_gradient_by_finite_differences_of_the_implementation() -> None:
     scores = tensor(normal(rng, 2, 4))
     options = {"label_smoothing": 0.1, "center_coef": 0.2, "weights": tensor(np.abs(normal(rng, 4)))}
     leaf = scores.clone().requires_grad_()
-    bradley_terry_loss(leaf[0], leaf[1], **options).backward()  # type: ignore[arg-type]
+    bradley_terry_loss(leaf[0], leaf[1], **options).backward()
     for index in np.ndindex(2, 4):
         step = torch.zeros(2, 4)
         step[index] = 1e-2
-        up, down = (
-            float(bradley_terry_loss(x[0], x[1], **options))  # type: ignore[arg-type]
-            for x in (scores + step, scores - step)
-        )
+        up, down = (float(bradley_terry_loss(x[0], x[1], **options)) for x in (scores + step, scores - step))
         assert gradient(leaf)[index] == pytest.approx((up - down) / 2e-2, rel=1e-2, abs=1e-4)
 
 
