@@ -41,7 +41,7 @@ class AppendLog:
         is_new = not self.path.exists()
         with self._locked() as descriptor:
             contents = self.read()
-            numbered = {"seq": len(contents.records) + 1, **record}
+            numbered = {"seq": 0, **record} | {"seq": len(contents.records) + 1}
             line = json.dumps(numbered, ensure_ascii=False, allow_nan=False).encode() + b"\n"
             if _ends_in_fragment(descriptor):
                 _write_whole(descriptor, SEAL + b"\n", self.path)

@@ -48,7 +48,7 @@ class ProcessIdentity:
             process = psutil.Process(self.pid)
             if process.status() == psutil.STATUS_ZOMBIE:
                 return False
-            return abs(process.create_time() - self.started) < _SAME_START_SECONDS
+            return bool(abs(process.create_time() - self.started) < _SAME_START_SECONDS)
         except psutil.NoSuchProcess:
             return False
 

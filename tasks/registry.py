@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.registry_errors import RegistryError, TrackingUnavailable
@@ -127,20 +126,6 @@ class ModelRegistry:
         for key, value in tags.items():
             with answering(self.tracking_uri):
                 self.client.set_model_version_tag(self.name, number, key, value)
-
-    def download(self, number: str, destination: Path) -> Path:
-        """Fetch everything stored for a version into `destination` (empty or absent); returns the folder with MLmodel."""
-        from mlflow.artifacts import download_artifacts
-
-        destination.mkdir(parents=True, exist_ok=True)
-        with answering(self.tracking_uri):
-            folder = download_artifacts(
-                f"models:/{self.name}/{number}",
-                dst_path=str(destination),
-                tracking_uri=self.tracking_uri,
-                registry_uri=self.tracking_uri,
-            )
-        return Path(folder)
 
     def delete_version(self, version: Version) -> None:
         """Delete a version and mark its LoggedModel deleted. Retention alone calls this."""

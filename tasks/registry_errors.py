@@ -27,7 +27,7 @@ class RegistryError(NightjarError, RuntimeError):
 
 
 class JournalError(NightjarError, RuntimeError):
-    """The journal holds a line that is neither a record nor a sealed fragment; a person must look before anything moves."""
+    """The journal holds a line that is neither record nor sealed fragment; a person must look before anything moves."""
 
 
 class LockHeld(NightjarError, RuntimeError):

@@ -1,0 +1,226 @@
+"""A night in MLflow: one parent run, one nested run a stage, resumed under the same identifiers when the night is."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.candidate import RegisterRun
+from tasks.delivery import Destination
+from tasks.night_params import compared_params
+from tasks.registry import answering
+from tasks.run_lookup import WHOLE_NIGHT, experiment_of, find_or_create_run, night_tags, run_exists
+from tasks.run_tags import CONFIG_HASH, PARENT
+from tasks.site import Site
+from training.contract import write_json
+
+if TYPE_CHECKING:
+    from configs.schema.night import NightConfig
+
+STATE = "tracking.json"
+_DIGEST_CHARACTERS = 32
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DatasetRef:
+    """A snapshot as MLflow should show it: `sha256` in full (MLflow itself keeps at most 36 characters of a digest)."""
+
+    name: str
+    uri: str
+    sha256: str
+    num_rows: int
+    context: str = "training"
+
+
+@dataclass
+class _State:
+    """What tracking.json in the night's folder holds."""
+
+    experiment_id: str
+    run_id: str
+    stages: dict[str, str] = field(default_factory=dict)
+    ending: str | None = None
+    ended: bool = False
+
+
+class NightRun:
+    """The night's runs. Every method may raise TrackingUnavailable; nothing is lost then, it can be called again."""
+
+    def __init__(self, site: Site, night: str, state: _State) -> None:
+        self.site = site
+        self.night = night
+        self._state = state
+
+    @classmethod
+    def open(cls, site: Site, night: str, config: NightConfig) -> NightRun:
+        """Start the parent run with few params and the whole config as artifact, or resume the one of this night."""
+        state = _read_state(site.home, night)
+        if state is None or not run_exists(site, state.run_id):
+            experiment = experiment_of(site)
+            state = _State(experiment, find_or_create_run(site, experiment, night, WHOLE_NIGHT, {}))
+        state.ending, state.ended = None, False
+        opened = cls(site, night, state)
+        opened._save()
+        opened._resume(state.run_id)
+        opened._describe(config)
+        return opened
+
+    @property
+    def run_id(self) -> str:
+        """The parent run."""
+        return self._state.run_id
+
+    def url(self) -> str | None:
+        """Where a browser finds the run, when MLflow is a server."""
+        base = self.site.tracking_uri.rstrip("/")
+        place = f"{base}/#/experiments/{self._state.experiment_id}/runs/{self.run_id}"
+        return place if base.startswith("http") else None
+
+    def stage_run(self, stage: str) -> str:
+        """The nested run of a stage, created on first use and found again later."""
+        if stage not in self._state.stages:
+            experiment, parent = self._state.experiment_id, {PARENT: self.run_id}
+            self._state.stages[stage] = find_or_create_run(self.site, experiment, self.night, stage, parent)
+            self._save()
+        return self._state.stages[stage]
+
+    def start_stage(self, stage: str) -> None:
+        """Show a stage as running."""
+        self._resume(self.stage_run(stage))
+
+    def destination(self, stage: str) -> Destination:
+        """Where tasks.delivery sends the stage's metrics."""
+        client, uri = self.site.registry.client, self.site.tracking_uri
+        return Destination(client, uri, self.stage_run(stage), self.site.config.max_points)
+
+    def finish_stage(
+        self, stage: str, status: str = "FINISHED", metrics: Mapping[str, float | None] | None = None
+    ) -> None:
+        """End a stage's run (FINISHED, FAILED or KILLED) with its final metrics, shown as final/<name>."""
+        run_id = self.stage_run(stage)
+        self.log_final(run_id, metrics or {})
+        with answering(self.site.tracking_uri):
+            self.site.registry.client.set_terminated(run_id, status=status)
+
+    def log_final(self, run_id: str, metrics: Mapping[str, float | None]) -> None:
+        """Final numbers of a run. A value that is not finite (null in a result) is a tag, not a number."""
+        with answering(self.site.tracking_uri):
+            for name, value in metrics.items():
+                if value is None or not math.isfinite(value):
+                    self.site.registry.client.set_tag(run_id, f"nonfinite.final.{name}", "not finite")
+                else:
+                    self.site.registry.client.log_metric(run_id, f"final/{name}", value)
+
+    def log_metrics(self, metrics: Mapping[str, float | None]) -> None:
+        """Final numbers of the night, on the parent run: what the compare page shows."""
+        self.log_final(self.run_id, metrics)
+
+    def tag(self, tags: Mapping[str, str]) -> None:
+        """Tags on the parent run."""
+        with answering(self.site.tracking_uri):
+            for name, value in tags.items():
+                self.site.registry.client.set_tag(self.run_id, name, value)
+
+    def log_datasets(self, datasets: Sequence[DatasetRef]) -> None:
+        """Snapshots as inputs of the night, their full sha256 as tags."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        inputs = [
+            DatasetInput(
+                Dataset(
+                    name=ref.name,
+                    digest=ref.sha256[:_DIGEST_CHARACTERS],
+                    source_type="local",
+                    source=json.dumps({"uri": ref.uri}),
+                    profile=json.dumps({"num_rows": ref.num_rows}),
+                ),
+                tags=[InputTag("mlflow.data.context", ref.context)],
+            )
+            for ref in datasets
+        ]
+        with answering(self.site.tracking_uri):
+            self.site.registry.client.log_inputs(self.run_id, datasets=inputs)
+        self.tag({f"nightjar.sha256.{ref.name}": ref.sha256 for ref in datasets})
+
+    def log_artifact(self, path: Path, folder: str, stage: str | None = None) -> None:
+        """A file, or everything in a folder, under `folder` of the parent run or of a stage's run."""
+        run_id = self.run_id if stage is None else self.stage_run(stage)
+        client = self.site.registry.client
+        with answering(self.site.tracking_uri):
+            if path.is_dir():
+                client.log_artifacts(run_id, str(path), folder)
+            else:
+                client.log_artifact(run_id, str(path), folder)
+
+    def register_run(self) -> RegisterRun:
+        """Where the short run goes that logs the model version."""
+        tags = night_tags(self.site, self.night, "register") | {PARENT: self.run_id}
+        return RegisterRun(self._state.experiment_id, tags)
+
+    def finish(self, status: str = "FINISHED") -> None:
+        """End the night's run and whatever nested run is still open. The wish is kept, should MLflow be away."""
+        self._state.ending = status
+        self._save()
+        client, uri = self.site.registry.client, self.site.tracking_uri
+        condition = f"tags.`{PARENT}` = '{self.run_id}' and attributes.status = 'RUNNING'"
+        with answering(uri):
+            for run in client.search_runs([self._state.experiment_id], condition):
+                client.set_terminated(run.info.run_id, status="KILLED" if status == "FINISHED" else status)
+            client.set_terminated(self.run_id, status=status)
+        self._state.ended = True
+        self._save()
+
+    def _describe(self, config: NightConfig) -> None:
+        from mlflow.entities import Param
+
+        client = self.site.registry.client
+        with answering(self.site.tracking_uri):
+            there = client.get_run(self.run_id).data.params
+            params = compared_params(config.model_dump(mode="json"))
+            # Params are immutable: a resumed night logs what is missing, never another value.
+            missing = [Param(key, value) for key, value in params.items() if key not in there]
+            client.log_batch(self.run_id, params=missing)
+            client.set_tag(self.run_id, CONFIG_HASH, config.config_hash)
+            client.log_dict(self.run_id, config.model_dump(mode="json"), "config/night.yaml")
+
+    def _resume(self, run_id: str) -> None:
+        with answering(self.site.tracking_uri):
+            if self.site.registry.client.get_run(run_id).info.status != "RUNNING":
+                self.site.registry.client.update_run(run_id, status="RUNNING")
+
+    def _save(self) -> None:
+        folder = _folder(self.site.home, self.night)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / STATE, asdict(self._state))
+
+
+def finish_late(site: Site) -> list[str]:
+    """End the runs of nights that were over while MLflow was away. Called at a start, before reconcile."""
+    finished = []
+    for file in sorted((site.home / "runs").glob(f"*/{STATE}")):
+        state = _read_state(site.home, file.parent.name)
+        if state is not None and state.ending is not None and not state.ended:
+            NightRun(site, file.parent.name, state).finish(state.ending)
+            finished.append(file.parent.name)
+    return finished
+
+
+def _read_state(home: Path, night: str) -> _State | None:
+    try:
+        content: Any = json.loads((_folder(home, night) / STATE).read_text(encoding="utf-8"))
+        return _State(**content)
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError):
+        log.warning("%s of night %s cannot be read; its runs are looked up by their tags", STATE, night)
+        return None
+
+
+def _folder(home: Path, night: str) -> Path:
+    return home / "runs" / night

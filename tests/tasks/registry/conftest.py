@@ -1,0 +1,142 @@
+"""Real MLflow on SQLite, and a real model small enough to load in no time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+
+from configs.schema.registry import RegistryConfig
+from tasks.candidate import RegisterRun, ServingSettings, register_candidate
+from tasks.mlflow_client import ARTIFACTS, connect
+from tasks.model_manifest import ModelFiles
+from tasks.registry import Version
+from tasks.serving import ServingWorker
+from tasks.site import Site
+from tasks.version_tags import Lineage
+
+LINES = [
+    "Hello, who are you? I am a small model.",
+    "What is two plus three? It is five, thank you for asking.",
+    "User: what is one plus one? Assistant: two",
+]
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|> {{ message['content'] }} {{ eos_token }} {% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+LINEAGE = Lineage(verdict="PASS", data_sha256="d" * 64, config_hash="c" * 64, code_version="1.2.3")
+
+
+def build_model(folder: Path, seed: int, chat_template: str | None = None) -> Path:
+    """A Llama with random weights and a word tokenizer, as a Hugging Face folder."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel(unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.train_from_iterator(LINES, trainers.WordLevelTrainer(special_tokens=["<unk>", "<bos>", "<eos>", "<pad>"]))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="<unk>", bos_token="<bos>", eos_token="<eos>", pad_token="<pad>"
+    )
+    tokenizer.chat_template = chat_template
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=3,
+    )
+    torch.manual_seed(seed)
+    LlamaForCausalLM(config).save_pretrained(folder, safe_serialization=True)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """Model folders by seed, each built once."""
+    root, built = tmp_path_factory.mktemp("models"), {}
+
+    def get(seed: int) -> Path:
+        if seed not in built:
+            built[seed] = build_model(root / str(seed) / "model", seed)
+        return built[seed]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated database, copied for every test: migrating takes seconds."""
+    file = tmp_path_factory.mktemp("database") / "mlflow.db"
+    connect(f"sqlite:///{file}").search_experiments(max_results=1)
+    return file
+
+
+@pytest.fixture(scope="session")
+def shared_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingWorker]:
+    """One real serving child for the whole session: starting it costs more than everything that it does here."""
+    with ServingWorker("set per test", tmp_path_factory.mktemp("worker"), 120.0) as worker:
+        yield worker
+
+
+@dataclass(frozen=True)
+class SharedWorkerSite(Site):
+    """A site whose serving child was started before."""
+
+    shared: ServingWorker | None = None
+
+    @contextmanager
+    def worker(self) -> Iterator[ServingWorker]:
+        assert self.shared is not None
+        self.shared.tracking_uri = self.tracking_uri
+        yield self.shared
+
+
+@pytest.fixture
+def home(tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home with an empty MLflow."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    folder = tmp_path / "home"
+    folder.mkdir()
+    shutil.copy(empty_database, folder / "mlflow.db")
+    return folder
+
+
+@pytest.fixture
+def site(home: Path, shared_worker: ServingWorker) -> SharedWorkerSite:
+    """The site of that home."""
+    config = RegistryConfig(lock_wait_seconds=0.5, verify_max_new_tokens=4)
+    opened = Site.open(home, config)
+    return SharedWorkerSite(**opened.__dict__, shared=shared_worker)
+
+
+@pytest.fixture
+def experiment(site: Site) -> str:
+    """An experiment with its artifacts in the home."""
+    return site.registry.client.create_experiment("nightjar", (site.home / ARTIFACTS).as_uri())
+
+
+@pytest.fixture
+def register(site: Site, experiment: str, model_folder: Callable[[int], Path]) -> Callable[..., Version]:
+    """Register the model of a seed as the candidate of a night."""
+
+    def add(seed: int, night: str | None = None, adapter: Path | None = None) -> Version:
+        files = ModelFiles(model_folder(seed), adapter)
+        run = RegisterRun(experiment, {})
+        return register_candidate(site, files, night or f"night-{seed}", LINEAGE, run, ServingSettings(max_new_tokens=8))
+
+    return add

@@ -1,0 +1,114 @@
+"""Rollback: one idempotent act, refused where it would make things worse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tasks.promotion import promote
+from tasks.reconcile import reconcile
+from tasks.registry import CHAMPION, PREVIOUS, Version
+from tasks.registry_errors import RollbackRefused
+from tasks.rollback import rollback
+from tasks.site import Site
+from tasks.version_tags import ROLLBACK_REASON
+
+Register = Callable[..., Version]
+
+
+def promote_all(site: Site, register: Register, *seeds: int) -> list[str]:
+    """Register and promote one after the other."""
+    numbers: list[str] = []
+    for seed in seeds:
+        numbers.append(register(seed).number)
+        promote(site, numbers[-1], judged_against=numbers[-2] if len(numbers) > 1 else None)
+    return numbers
+
+
+def test_nothing_to_roll_back(site: Site, register: Register) -> None:
+    register(1)
+    with pytest.raises(RollbackRefused, match="no champion"):
+        rollback(site, why="test")
+
+
+def test_no_earlier_version_is_refused_and_the_champion_stays(site: Site, register: Register) -> None:
+    (first,) = promote_all(site, register, 1)
+    with pytest.raises(RollbackRefused, match="no earlier champion"):
+        rollback(site, why="test")
+    assert site.registry.alias(CHAMPION) == first
+    assert site.journal.unfinished() == []
+
+
+def test_goes_back_once_however_often_it_is_asked(site: Site, register: Register) -> None:
+    first, second, third = promote_all(site, register, 1, 2, 3)
+    done = rollback(site, why="it rambles", by="Ada")
+    assert (done.changed, done.taken_down, done.restored) == (True, third, second)
+    assert site.registry.alias(CHAMPION) == second
+    assert site.registry.alias(PREVIOUS) == first
+    assert site.registry.version(third).tags[ROLLBACK_REASON] == "it rambles"
+    lines = len(site.journal.entries())
+
+    again = rollback(site, why="it rambles", by="Ada")
+
+    assert not again.changed
+    assert "already" in again.sentence
+    assert site.registry.alias(CHAMPION) == second
+    assert len(site.journal.entries()) == lines
+
+
+def test_an_event_about_another_version_changes_nothing(site: Site, register: Register) -> None:
+    _, second, third = promote_all(site, register, 1, 2, 3)
+    assert not rollback(site, why="late event", away_from=second).changed
+    assert site.registry.alias(CHAMPION) == third
+    assert rollback(site, why="event", away_from=third).changed
+    assert not rollback(site, why="event", away_from=third).changed
+    assert site.registry.alias(CHAMPION) == second
+
+
+def test_named_targets(site: Site, register: Register) -> None:
+    first, second, third = promote_all(site, register, 1, 2, 3)
+    never = register(4).number
+    with pytest.raises(RollbackRefused, match="never champion"):
+        rollback(site, why="test", to=never)
+    with pytest.raises(RollbackRefused, match="no version 99"):
+        rollback(site, why="test", to="99")
+    assert rollback(site, why="test", to=first).restored == first
+    assert not rollback(site, why="test", to=first).changed
+    assert site.registry.alias(PREVIOUS) is None
+    with pytest.raises(RollbackRefused, match="itself rolled back"):
+        rollback(site, why="test", to=third)
+    assert rollback(site, why="up again to what was only passed", to=second).restored == second
+
+
+def test_a_broken_target_is_refused_and_the_champion_stays(site: Site, register: Register) -> None:
+    first, second = promote_all(site, register, 1, 2)
+    with site.stored(site.registry.version(first)) as folder:
+        next(folder.rglob("tokenizer.json")).unlink()
+    with pytest.raises(RollbackRefused, match=r"tokenizer\.json is missing"):
+        rollback(site, why="test")
+    assert site.registry.alias(CHAMPION) == second
+    assert site.journal.unfinished() == []
+
+
+def test_a_reason_is_required(site: Site) -> None:
+    with pytest.raises(RollbackRefused, match="reason"):
+        rollback(site, why=" ")
+
+
+def test_a_champion_made_by_hand_rolls_back_to_the_journals_own(site: Site, register: Register) -> None:
+    (first,) = promote_all(site, register, 1)
+    by_hand = register(2).number
+    site.registry.set_alias(CHAMPION, by_hand)
+    assert rollback(site, why="nobody judged it").restored == first
+
+
+def test_half_done_rollback_is_completed(site: Site, register: Register) -> None:
+    first, second = promote_all(site, register, 1, 2)
+    line = {"event": "rollback_pending", "model": site.model, "act": "dead", "taken_down": second, "restored": first}
+    site.journal.log.append(line)
+    done = reconcile(site)
+    assert "completed" in done.settled[0]
+    assert site.registry.alias(CHAMPION) == first
+    assert list(site.journal.banned_versions(site.model)) == [second]
+    assert reconcile(site).nothing_to_do
