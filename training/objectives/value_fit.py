@@ -15,8 +15,8 @@ from training.objectives.masked import divide_or_zero, masked_mean, masked_var
 class ValueFit:
     """Count, means and summed squared deviations of returns and of residuals (returns - values).
 
-    All 0-d float32, detached. Explained variance is no mean, so that of parts cannot be averaged: `merge` the fits, then
-    ask once.
+    All 0-d float32, detached. Explained variance is no mean, so that of parts cannot be averaged: `merge` the fits,
+    then ask once.
     """
 
     num_tokens: Tensor
