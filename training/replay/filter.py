@@ -98,7 +98,8 @@ def _checked(scores: Tensor, group_ids: Tensor | Sequence[Hashable]) -> tuple[Te
         seen: dict[Hashable, int] = {}
         group_ids = torch.tensor([seen.setdefault(group, len(seen)) for group in group_ids], dtype=torch.long)
     if values.dim() != 1 or group_ids.shape != values.shape:
-        raise ValueError(f"scores {tuple(values.shape)} and group_ids {tuple(group_ids.shape)} differ, not both [N]")
+        shapes = f"scores {tuple(values.shape)} and group_ids {tuple(group_ids.shape)}"
+        raise ValueError(f"{shapes} must share one shape [N]")
     bad = torch.nonzero(~torch.isfinite(values))
     if bad.numel():
         row = int(bad[0])

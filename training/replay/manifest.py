@@ -10,12 +10,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from training.contract import read_json, write_json
-from training.errors import ContractError, StoreError
+from training.contract import write_json
+from training.errors import StoreError
 from training.replay.annotation import AnnotationKey
 from training.replay.segment import SegmentEntry
 
 FORMAT = 1
+LOOKS = 10
 _NAME = re.compile(r"manifest-(\d{8})\.json")
 
 
@@ -71,16 +72,11 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 def load_manifests(folder: Path) -> ManifestState:
     """Look for the newest valid manifest. No manifest is an empty store; only damaged ones raise StoreError."""
-    valid: list[Manifest] = []
-    refused: list[tuple[Path, str]] = []
-    for path in manifest_files(folder):
-        try:
-            valid.append(_read_manifest(path))
-        except FileNotFoundError:
-            continue  # a writer has moved on since the folder was listed
-        except _DamagedManifest as error:
-            if not valid:
-                refused.append((path, str(error)))
+    # A writer may have moved on since the folder was listed, and taken away every file that was seen: look again.
+    for _ in range(LOOKS):
+        valid, refused = _look(folder)
+        if valid:
+            break
     if not valid and refused:
         raise StoreError(
             f"trajectory store {folder}: no valid manifest ({'; '.join(reason for _, reason in refused)})",
@@ -89,15 +85,29 @@ def load_manifests(folder: Path) -> ManifestState:
     return ManifestState(valid[0] if valid else Manifest(), tuple(valid[1:]), tuple(refused))
 
 
+def _look(folder: Path) -> tuple[list[Manifest], list[tuple[Path, str]]]:
+    """Valid manifests, newest first, and damaged ones newer than those."""
+    valid: list[Manifest] = []
+    refused: list[tuple[Path, str]] = []
+    for path in manifest_files(folder):
+        try:
+            valid.append(_read_manifest(path))
+        except FileNotFoundError:
+            continue
+        except _DamagedManifest as error:
+            if not valid:
+                refused.append((path, str(error)))
+    return valid, refused
+
+
 class _DamagedManifest(Exception):
     """The file is not what was written; an earlier one may be."""
 
 
 def _read_manifest(path: Path) -> Manifest:
-    if not path.exists():
-        raise FileNotFoundError(path)
+    """Raises FileNotFoundError, _DamagedManifest, and StoreError for a format of another version."""
     try:
-        content = read_json(path)
+        content = json.loads(path.read_bytes())
         body = content["body"]
         if content["sha256"] != _digest(body):
             raise _DamagedManifest(f"{path.name}: its checksum does not match")
@@ -112,7 +122,7 @@ def _read_manifest(path: Path) -> Manifest:
             nights=tuple(body["nights"]),
             tokenizer_digest=body["tokenizer_digest"],
         )
-    except (ContractError, KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise _DamagedManifest(f"{path.name}: {error}") from None
 
 

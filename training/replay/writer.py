@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from training.errors import StoreError
 from training.replay.annotation import AnnotationKey
-from training.replay.eviction import rewrite
+from training.replay.eviction import fragmented, rewrite
 from training.replay.index import StoreIndex, build_index
 from training.replay.lock import WriterLock
 from training.replay.manifest import write_manifest
@@ -21,6 +21,9 @@ from training.replay.recovery import prune, segments_folder
 from training.replay.segment import SegmentEntry, write_segment
 
 logger = logging.getLogger(__name__)
+
+SMALL_SEGMENTS = 64
+"""Small segments of one column after which an append merges them: each open one costs two file descriptors."""
 
 
 class StoreWriter:
@@ -60,6 +63,8 @@ class StoreWriter:
         added = [self._write(batch, key, number) for number, batch in enumerate(batches)]
         if added:
             self.commit(segments=(*self.index.manifest.segments, *added))
+        if fragmented(self.index, SMALL_SEGMENTS):
+            self.rewrite(np.ones(len(self.index), dtype=bool), list(self.index.annotations))
 
     def rewrite(self, keep: NDArray[np.bool_], keys: Collection[AnnotationKey]) -> None:
         """Keep these rows and annotation columns alone, and merge small segments."""
