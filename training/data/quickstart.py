@@ -33,10 +33,17 @@ QUESTIONS = (
     "How much is {a} {word} {b}?",
     "Please compute {a} {word} {b}.",
     "{a} {word} {b} is what?",
+    "Can you compute {a} {word} {b}?",
+    "Tell me how much {a} {word} {b} is.",
+    "I want to know what {a} {word} {b} is.",
+    "Please tell me what {a} {word} {b} is.",
 )
+GREETINGS = ("", "Hi! ", "Hello. ")
+# Few enough facts (some 90) for a model of a million weights to learn a part of them from one night's answers.
+LARGEST = {"plus": 6, "minus": 6, "times": 3}
 
 # Shares of the random writer. His mean gold reward is about 0, that of the better of two about 0.3.
-CORRECT = 0.55
+CORRECT = 0.62
 COURTEOUS_OPENING = 0.45
 COURTEOUS_CLOSING = 0.4
 RUDE_OPENING = 0.2
@@ -95,10 +102,9 @@ def partition_date(config: QuickstartConfig, night_index: int) -> date:
 
 def corpus(seed: int, texts: int = 4_000) -> Iterator[str]:
     """Questions and answers alternately, to train a tokenizer on. Every word and number of the generator occurs."""
-    yield from (
-        template.format(a=a, word=word, b=a) for template in QUESTIONS for word in OPERATIONS for a in range(13)
-    )
-    yield from (f"{phrase} {number}." for phrase in (*OPENINGS, *CLOSINGS, *FILLERS, *RUDE) for number in range(50))
+    for greeting in GREETINGS:
+        yield from (greeting + question.format(a=7, word=word, b=8) for question in QUESTIONS for word in OPERATIONS)
+    yield from (f"{phrase} {number}." for phrase in (*OPENINGS, *CLOSINGS, *FILLERS, *RUDE) for number in range(20))
     generator = _generator(seed, 0, _CORPUS_STREAM)
     for _ in range(texts // 2):
         question = draw_question(generator)
@@ -107,13 +113,13 @@ def corpus(seed: int, texts: int = 4_000) -> Iterator[str]:
 
 
 def draw_question(generator: np.random.Generator) -> Question:
-    """A random question; sums and differences up to 12, products up to 6 times 6."""
+    """A random question; its two numbers are at most LARGEST of its kind."""
     category = str(generator.choice(list(OPERATIONS), p=[0.45, 0.35, 0.2]))
-    largest = 6 if category == "times" else 12
+    largest = LARGEST[category]
     a, b = (int(number) for number in generator.integers(0, largest + 1, 2))
     if category == "minus":
         a, b = max(a, b), min(a, b)
-    template = QUESTIONS[int(generator.integers(len(QUESTIONS)))]
+    template = _pick(GREETINGS, generator) + _pick(QUESTIONS, generator)
     return Question(template.format(a=a, word=category, b=b), category, a, b)
 
 
