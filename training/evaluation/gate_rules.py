@@ -90,7 +90,7 @@ def _change_checks(scope: _Scope, measurement: Measurement) -> Iterator[CheckOut
     if baseline is None or change is None:
         yield scope.outcome(kind, "FAIL", say.baseline_missing(scope.subject, rule.baseline))
         return
-    for estimate, whose in ((challenger, "challenger"), (baseline, rule.baseline)):
+    for estimate, whose in ((challenger, "challenger"), (baseline, rule.baseline), (change, "change")):
         if reason := _defect(estimate, scope.min_n):
             yield scope.outcome(kind, "FAIL", say.defect(scope.subject, reason, whose))
             return
