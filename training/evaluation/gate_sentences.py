@@ -136,7 +136,7 @@ def overall_sentence(verdict: Verdict, rules: Sequence[RuleOutcome], has_champio
 def _count(rules: Sequence[RuleOutcome]) -> str:
     blocking = [rule for rule in rules if rule.severity == "block" and rule.label != REPORT_LABEL]
     judged = sum(rule.verdict != "SKIPPED" for rule in blocking)
-    return f"all {judged}" if judged == len(blocking) else f"all {judged} judged (of {len(blocking)})"
+    return f"{judged} of {len(blocking)}"
 
 
 def _aside(rules: Sequence[RuleOutcome]) -> str:
