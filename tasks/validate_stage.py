@@ -1,0 +1,173 @@
+"""The validate stage: source -> checked, immutable snapshot, with Great Expectations' verdict and Data Docs."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from configs.schema.data import DataConfig
+from tasks.expectations import ExpectationResult, Outcome, SuiteReport, run_expectations
+from training.context import StageContext, StageOutcome
+from training.data.gather import Progress
+from training.data.ingest import Ingested, ingest
+from training.data.quickstart import deliver
+from training.data.snapshot import read_manifest
+from training.errors import DataError, StageError
+
+QUICKSTART_FOLDER = "quickstart"
+SNAPSHOTS_FOLDER = "snapshots"
+FROZEN_EVALUATION = "frozen_evaluation"
+"""Optional input: the evaluation.parquet of an earlier snapshot, whose prompts are kept."""
+NIGHT_INDEX = "night_index"
+"""Param: the number of this night, from 1. The quickstart generator delivers up to it."""
+SOURCE = "source"
+"""Param: where the data lies (path or URI); without it, config's source, or `home`/quickstart for the generator."""
+
+
+@dataclass(frozen=True)
+class Validated:
+    """What `validate` made."""
+
+    ingested: Ingested
+    suites: SuiteReport
+
+    def outputs(self) -> dict[str, Path]:
+        """Paths by role, as the stage's result lists them."""
+        return {
+            "snapshot": Path(self.ingested.snapshot.uri),
+            "quarantine": self.ingested.quarantine,
+            "report": self.ingested.report_json,
+            "report_markdown": self.ingested.report_markdown,
+            "data_docs": self.suites.data_docs,
+        }
+
+    def metrics(self) -> dict[str, float]:
+        """Counts in rows, and the share quarantined."""
+        report = self.ingested.report
+        rows = {f"rows_{split}": float(count) for split, count in report.splits.items()}
+        return rows | {
+            "rows_read": float(report.rows_read),
+            "rows_quarantined": float(report.rows_quarantined),
+            "rows_dropped": float(sum(report.dropped.values())),
+            "quarantine_share": report.quarantine_share,
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """What the night's report and lineage tags quote."""
+        report, manifest = self.ingested.report, read_manifest(Path(self.ingested.snapshot.uri))
+        return {
+            "snapshot_sha256": manifest.sha256,
+            "evaluation_sha256": manifest.evaluation_sha256,
+            "num_rows": manifest.num_rows,
+            "shape": manifest.shape,
+            "splits": dict(report.splits),
+            "quarantined": dict(report.quarantined),
+            "dropped": dict(report.dropped),
+            "partitions": [count.partition for count in report.partitions],
+            "warnings": [*report.warnings, *(_sentence(result) for result in self.suites.having(Outcome.FAIL))],
+            "expectations": len(self.suites.results),
+        }
+
+
+def run(context: StageContext) -> StageOutcome:
+    """The stage: reads section `data`, params `source` and `night_index`, and the optional input `frozen_evaluation`.
+
+    Outputs snapshot, quarantine, report, report_markdown, data_docs. Raises DataError for data a person must mend.
+    """
+    home = Path(context.spec.home)
+    validated = validate(
+        context.section("data", DataConfig),
+        context.output("validation"),
+        seed=context.spec.seed,
+        home=home,
+        source=context.spec.params.get(SOURCE),
+        night_index=_night_index(context.spec.params),
+        frozen_evaluation=context.input(FROZEN_EVALUATION) if context.has_input(FROZEN_EVALUATION) else None,
+        progress=lambda doing, rows: context.recorder.event("validating", doing=doing, rows=rows),
+    )
+    context.recorder.record(0, validated.metrics())
+    return StageOutcome(validated.outputs(), validated.metrics(), validated.facts())
+
+
+def validate(
+    config: DataConfig,
+    out_dir: Path,
+    *,
+    seed: int,
+    home: Path,
+    source: str | None = None,
+    night_index: int = 1,
+    frozen_evaluation: Path | None = None,
+    progress: Progress = lambda doing, rows: None,
+) -> Validated:
+    """Ingest the configured data, write the snapshot below `home`/snapshots, and judge it with the GX suites.
+
+    Quickstart data is delivered first, up to night `night_index` (from 1), where it is not there yet. Raises DataError (the data is bad), StageError (an
+    expectation could not be judged, or the disk is full). Reports and quarantine.parquet lie in `out_dir` either way.
+    """
+    try:
+        source_uri = _delivered(config, source, home, night_index, seed)
+        ingested = ingest(
+            config,
+            out_dir,
+            seed=seed,
+            snapshots=home / SNAPSHOTS_FOLDER,
+            source_uri=source_uri,
+            frozen_evaluation=frozen_evaluation,
+            progress=progress,
+        )
+        progress("expecting", ingested.snapshot.num_rows)
+        suites = run_expectations(Path(ingested.snapshot.uri), config, out_dir / "data_docs")
+    except OSError as error:
+        raise _disk_error(error, home) from error
+    _judge(suites)
+    return Validated(ingested, suites)
+
+
+def _delivered(config: DataConfig, source: str | None, home: Path, night_index: int, seed: int) -> str | None:
+    """Where to read, once the quickstart's data for this night is there; None: where the config says."""
+    if config.quickstart is None:
+        return source
+    folder = Path(source) if source is not None else home / QUICKSTART_FOLDER
+    deliver(folder, night_index - 1, config.quickstart, seed)
+    return str(folder)
+
+
+def _night_index(params: Mapping[str, Any]) -> int:
+    index = params.get(NIGHT_INDEX, 1)
+    if not isinstance(index, int) or isinstance(index, bool) or index < 1:
+        raise StageError(f"param {NIGHT_INDEX} is {index!r}, not the number of a night", "give a whole number from 1")
+    return index
+
+
+def _judge(suites: SuiteReport) -> None:
+    errors = suites.having(Outcome.ERROR)
+    if errors:
+        raise StageError(
+            f"{len(errors)} expectations could not be judged: {'; '.join(map(_sentence, errors[:3]))}",
+            "this is a fault of the suite or of Great Expectations' version, not of the data",
+        )
+    failed = suites.having(Outcome.FAIL, critical=True)
+    if failed:
+        raise DataError(
+            f"the snapshot breaks {len(failed)} expectations: {'; '.join(map(_sentence, failed[:3]))}",
+            f"see {suites.data_docs / 'index.html'}",
+        )
+    if not suites.success:
+        raise StageError("no expectation was evaluated", "the snapshot or the suites are empty")
+
+
+def _sentence(result: ExpectationResult) -> str:
+    column = f" of {result.column}" if result.column else ""
+    return f"{result.split}: {result.expectation}{column}: {result.what}"
+
+
+def _disk_error(error: OSError, home: Path) -> Exception:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StageError(
+            f"no space left while validating: {error}", f"free space on the disk of {home}, then run again"
+        )
+    return error
