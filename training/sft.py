@@ -55,16 +55,23 @@ class ImitationTask:
         return {"validation_loss": loss, "perplexity": math.exp(min(loss, 700.0))}
 
 
-@torch.no_grad()
 def negative_log_likelihood(network: Network, groups: Sequence[Group], budget: int) -> float:
     """Mean over all response tokens, nats a token."""
-    total, tokens = 0.0, 0
+    sums = response_nll(network, groups, budget)
+    tokens = sum(len(group.responses[0]) for group in groups)
+    return sum(sums) / tokens if tokens else 0.0
+
+
+@torch.no_grad()
+def response_nll(network: Network, groups: Sequence[Group], budget: int) -> list[float]:
+    """Negative log-likelihood of each group's one response, nats, in order."""
+    found = [0.0] * len(groups)
     for batch in microbatches(group_sizes(groups, "padded"), budget):
         layout = build_layout([groups[i] for i in batch], "padded", pad_id(network.backbone.tokenizer))
-        layout = layout.to(network.backbone.device)
-        total -= float(network.log_probs(layout).double().sum())
-        tokens += int(layout.response_mask.sum())
-    return total / tokens if tokens else 0.0
+        sums = network.log_probs(layout.to(network.backbone.device)).double().sum(dim=1).tolist()
+        for i, value in zip(batch, sums, strict=True):
+            found[i] = -value
+    return found
 
 
 def run(context: StageContext) -> StageOutcome:

@@ -65,22 +65,31 @@ class Prober:
         )
 
 
-@torch.no_grad()
 def exact_kl(policy: Network, reference: Network, groups: Sequence[Group], budget: int) -> tuple[float, float]:
     """KL(policy || reference) at the given answers, summed over the vocabulary: (mean a token, mean a sequence), nats.
 
     With answers sampled from the policy this is the Rao-Blackwellised estimate of the KL: unbiased, never negative,
     and of less variance than log-ratios of the sampled tokens.
     """
-    total, tokens = 0.0, 0
+    sums = sequence_kl(policy, reference, groups, budget)
+    tokens = sum(len(group.responses[0]) for group in groups)
+    return sum(sums) / max(tokens, 1), sum(sums) / max(len(groups), 1)
+
+
+@torch.no_grad()
+def sequence_kl(policy: Network, reference: Network, groups: Sequence[Group], budget: int) -> list[float]:
+    """KL summed over vocabulary and tokens of each group's one answer, nats, in order."""
+    found = [0.0] * len(groups)
     for batch in microbatches(group_sizes(groups, "padded"), budget):
         layout = build_layout([groups[i] for i in batch], "padded", pad_id(policy.backbone.tokenizer))
         layout = layout.to(policy.backbone.device)
-        total += float(token_kl(policy, reference, layout).double().sum())
-        tokens += int(layout.response_mask.sum())
-    return total / max(tokens, 1), total / max(len(groups), 1)
+        sums = token_kl(policy, reference, layout).double().sum(dim=1).tolist()
+        for i, value in zip(batch, sums, strict=True):
+            found[i] = value
+    return found
 
 
+@torch.no_grad()
 def token_kl(policy: Network, reference: Network, layout: Layout) -> torch.Tensor:
     """[B, R] KL over the vocabulary at each response position, 0 in masked slots; row by row, to keep memory small."""
     ours, theirs = policy.hidden(layout)[:, :-1], reference.hidden(layout)[:, :-1]
