@@ -97,15 +97,13 @@ def bca_intervals(value: float, replicates: FloatArray, influence: FloatArray, l
     if influence.size < 2 or not finite:
         return [UNDEFINED for _ in levels]
     bias, acceleration = _bias_correction(value, replicates), _acceleration(influence)
-    bounds: dict[float, Bounds] = {}
-    low = high = value
-    for level in sorted(set(levels)):
+    bounds = []
+    for level in levels:
         ends = [_adjusted(end, bias, acceleration) for end in ((1 - level) / 2, (1 + level) / 2)]
-        drawn = np.quantile(replicates, ends)
-        # a wider level may not fall inside a narrower one where a strong skew bends the adjustment back
-        low, high = min(low, float(drawn[0])), max(high, float(drawn[1]))
-        bounds[level] = (low, high)
-    return [bounds[level] for level in levels]
+        low, high = np.quantile(replicates, ends)
+        # a strong bias and a low level could leave the value itself outside
+        bounds.append((min(value, float(low)), max(value, float(high))))
+    return bounds
 
 
 def _resampled_means(columns: FloatArray, rng: np.random.Generator, resamples: int) -> FloatArray:

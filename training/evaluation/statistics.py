@@ -105,7 +105,7 @@ def kendall_tau(first: ArrayLike, second: ArrayLike) -> float:
     from scipy.stats import kendalltau
 
     left, right = paired_samples(first, second)
-    if not (np.isfinite(left).all() and np.isfinite(right).all()):
+    if left.size < 2 or not (np.isfinite(left).all() and np.isfinite(right).all()):
         return float("nan")
     return float(kendalltau(left, right).statistic)
 
