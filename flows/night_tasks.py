@@ -23,7 +23,7 @@ from tasks.summary import NightSummary
 
 if TYPE_CHECKING:
     from tasks.judging import EvaluationReport, GateDecision
-    from tasks.launch import StageSpec
+    from tasks.stages import StageSpec
 
 ACT: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False, "log_prints": False}
 REGISTRY_RETRIES: dict[str, Any] = {"retries": 3, "retry_delay_seconds": [5, 20, 60]}

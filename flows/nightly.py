@@ -21,11 +21,10 @@ from tasks.night_source import check_source, source_of
 from tasks.night_state import NightBook
 from tasks.night_tracking import NightTracker
 from tasks.night_work import NightWork
-from tasks.preflight import check_before
+from tasks.preflight import check_before, check_tracking
 from tasks.progress import listener
 from tasks.promotion import Force
 from tasks.publish import publish_judgement, publish_summary, publish_validation
-from tasks.reachability import require_tracking
 from tasks.registry_errors import BannedVersion, LockHeld
 from tasks.run_lease import run_lease
 from tasks.site import Site
@@ -73,7 +72,7 @@ def _run(request: NightRequest, config: NightConfig, home: Path) -> State[Any]:
         config,
         home,
         lambda: check_source(config),
-        lambda: require_tracking(site.tracking_uri, config.registry.reach_timeout_seconds),
+        lambda: check_tracking(site.tracking_uri, config.registry.reach_timeout_seconds),
     )
     # 2. What dead processes left open is closed.
     finish_late(site)

@@ -12,22 +12,22 @@ from tasks.night_state import NightBook
 
 def roll_back(home: Path, to: str | None, why: str) -> str:
     """Put an earlier champion back, and say what changed."""
-    from tasks.reachability import require_tracking
+    from tasks.preflight import check_tracking
     from tasks.rollback import rollback
 
     site = site_of(home)
-    require_tracking(site.tracking_uri, site.config.reach_timeout_seconds)
+    check_tracking(site.tracking_uri, site.config.reach_timeout_seconds)
     return rollback(site, why=why, to=to, by=getpass.getuser()).sentence
 
 
 def reconcile_now(home: Path) -> str:
     """Close what dead processes left open, and say what was done."""
-    from tasks.reachability import require_tracking
+    from tasks.preflight import check_tracking
     from tasks.reconcile import reconcile
     from tasks.tracking import finish_late
 
     site = site_of(home)
-    require_tracking(site.tracking_uri, site.config.reach_timeout_seconds)
+    check_tracking(site.tracking_uri, site.config.reach_timeout_seconds)
     late = [f"the run of night {night} was ended late" for night in finish_late(site)]
     done = reconcile(site)
     closed = [f"MLflow run {run} of a dead process was ended as KILLED" for run in done.closed_runs]

@@ -6,8 +6,6 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from configs.errors import ConfigError
-
 
 class NightRequest(BaseModel):
     """Which night is wanted. Paths and settings only; data and models are named in the config."""
@@ -27,5 +25,5 @@ class NightRequest(BaseModel):
     @model_validator(mode="after")
     def _force_is_explained(self) -> NightRequest:
         if self.force and not (self.who.strip() and self.why.strip()):
-            raise ConfigError("a forced promotion needs who and why", "add --why TEXT")
+            raise ValueError("a forced promotion needs who and why")
         return self

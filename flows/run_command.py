@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.markup import escape
 
+from configs.errors import ConfigError
 from configs.schema import load_config
 from flows.console import lines_for
 from flows.embedded import prepare_prefect
@@ -29,6 +30,8 @@ _REFUSALS = ("Rejected", "Undecided", "Breached")
 
 def run_night(config: str, overrides: Sequence[str], *, again: bool, force: bool, why: str, plain: bool) -> int:
     """Run the flow and return the exit code. Raises NightjarError when the request or the config is wrong."""
+    if force and not why.strip():
+        raise ConfigError("--force promotes against the gate, so it needs a reason", "add --why TEXT; it is recorded")
     request = NightRequest(
         config=config, overrides=tuple(overrides), again=again, force=force, who=_who() if force else "", why=why
     )

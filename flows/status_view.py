@@ -47,11 +47,11 @@ def _nights_table(nights: list[NightState]) -> Table:
 
 def _registry_lines(site: Site) -> tuple[list[str], list[str]]:
     """Champion and previous, and what is open in registry and journal."""
-    from tasks.reachability import require_tracking
+    from tasks.preflight import check_tracking
     from tasks.registry import CHAMPION, PREVIOUS
 
     try:
-        require_tracking(site.tracking_uri, site.config.reach_timeout_seconds)
+        check_tracking(site.tracking_uri, site.config.reach_timeout_seconds)
         champion, previous = site.registry.alias(CHAMPION), site.registry.alias(PREVIOUS)
     except NightjarError as error:
         return [], [error.message]

@@ -18,8 +18,8 @@ from tasks.last_config import last_config
 from tasks.launch import StageRun, run_stage
 from tasks.measure import Measurement, measured, prepare_measurement
 from tasks.night_state import NightBook
+from tasks.preflight import check_tracking
 from tasks.progress import listener
-from tasks.reachability import require_tracking
 from tasks.reconcile import reconcile
 from tasks.rollback import rollback
 from tasks.site import Site
@@ -48,7 +48,7 @@ def watch(request: WatchRequest) -> State[Any]:
     try:
         config = last_config(home)
         site = Site.open(home, config.registry)
-        require_tracking(site.tracking_uri, config.registry.reach_timeout_seconds)
+        check_tracking(site.tracking_uri, config.registry.reach_timeout_seconds)
         reconcile(site)
         measurement = prepare_measurement(site, config, NightBook(home))
         done = measure_task(measurement)

@@ -19,8 +19,7 @@ from configs.errors import NightjarError
 from configs.schema import NightConfig
 from tasks.launch_plan import available_cores
 from tasks.mlflow_client import tracking_uri_of, without_credentials
-from tasks.preflight import check_home, check_models, check_reward_function, free_gigabytes
-from tasks.reachability import require_tracking
+from tasks.preflight import check_home, check_models, check_reward_function, check_tracking, free_gigabytes
 
 Health = Literal["good", "look", "bad"]
 PACKAGES = ("torch", "transformers", "peft", "deepspeed", "prefect", "mlflow", "great-expectations", "pyarrow")
@@ -123,7 +122,7 @@ def _clock() -> Finding:
 def _mlflow(home: Path, config: NightConfig | None) -> Finding:
     uri = tracking_uri_of(home, config.registry.tracking_uri if config is not None else None)
     timeout = config.registry.reach_timeout_seconds if config is not None else 15.0
-    return _refusal("mlflow", f"{without_credentials(uri)} answers", lambda: require_tracking(uri, timeout))
+    return _refusal("mlflow", f"{without_credentials(uri)} answers", lambda: check_tracking(uri, timeout))
 
 
 def _prefect() -> Finding:

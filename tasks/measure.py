@@ -13,7 +13,8 @@ from tasks.model_store import find_model
 from tasks.night_state import FrozenChampion, NightBook, NightState
 from tasks.site import Site
 from tasks.stages import code_version
-from training.contract import FileRef, StageResult, StageSpec, file_ref
+from training.contract import FileRef, StageResult, StageSpec, file_ref, read_result
+from training.errors import ContractError
 from training.evaluation.report import read_report
 
 FOLDER = "watch"
@@ -83,8 +84,6 @@ def _newest_snapshot(book: NightBook, config: NightConfig) -> FileRef:
 
 
 def _snapshot_folder(state: NightState) -> Path | None:
-    from training.contract import ContractError, read_result
-
     note = state.stages.get("validate")
     try:
         return Path(read_result(Path(note.directory)).output("snapshot").path) if note is not None else None

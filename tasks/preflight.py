@@ -17,6 +17,7 @@ from training.errors import ModelFolderError
 from training.models.folder import check_model_folder
 
 _GIGABYTE = 1024**3
+_FIRST_TABLES_SECONDS = 180.0
 
 
 class PreflightError(NightjarError):
@@ -64,6 +65,17 @@ def check_reward_function(config: NightConfig) -> None:
         resolve_reward_function(config.reward.function, config.reward.allowed_functions)
     if config.evaluation.gold_function is not None:
         resolve_reward_function(config.evaluation.gold_function, config.reward.allowed_functions)
+
+
+def check_tracking(uri: str, timeout_seconds: float) -> None:
+    """MLflow answers. Raises TrackingUnavailable. A database file gets the time that making its tables takes."""
+    from tasks.reachability import require_tracking
+
+    if uri.startswith("sqlite:"):
+        import mlflow.store.tracking.sqlalchemy_store  # noqa: F401  (seconds of import are no silence)
+
+        timeout_seconds = max(timeout_seconds, _FIRST_TABLES_SECONDS)
+    require_tracking(uri, timeout_seconds)
 
 
 def check_home(home: Path, min_free_gb: float) -> None:

@@ -16,6 +16,8 @@ from tasks.launch_plan import MODULES, ROOT
 from training.contract import FileRef, StageResult, StageSpec
 from training.errors import ContractError
 
+__all__ = ["Materials", "NightFacts", "StageSpec", "builds_own_base", "code_version", "spec_of", "stages_of"]
+
 STORE = "trajectories"
 
 

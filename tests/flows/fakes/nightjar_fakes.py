@@ -1,7 +1,8 @@
-"""Tiny stages in a real child process, for tests of the orchestration: `python -m nightjar_fakes STAGE DIRECTORY`.
+"""Small stages in a real child process, for tests of the orchestration: `python -m nightjar_fakes STAGE DIRECTORY`.
 
-What a stage does is told by `params["behaviour"]` of its spec (tests of the launcher) or by the environment variable
-NIGHTJAR_FAKE, `stage=behaviour,...` (tests of the whole night).
+They write real results: a real snapshot, model folders that load, a real evaluation report. What a stage does besides
+is told by `params["behaviour"]` of its spec (tests of the launcher) or by the environment variable NIGHTJAR_FAKE,
+`stage=behaviour,...` (tests of the whole night).
 """
 
 from __future__ import annotations
@@ -9,15 +10,24 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
+
+from configs.schema.data import DataConfig
 from training.context import StageContext, StageOutcome
+from training.contract import read_json, write_json
+from training.data.ingest import ingest
 from training.errors import NightjarError, StageError
+from training.evaluation.report import EvaluationReport, MetricBuilder, ModelDigest, write_report
 from training.process import die_with_parent, run_stage, watch_lease
+
+MODEL = "NIGHTJAR_FAKE_MODEL"
 
 
 def behaviour_of(context: StageContext) -> str:
@@ -26,7 +36,7 @@ def behaviour_of(context: StageContext) -> str:
 
 
 def stage(context: StageContext) -> StageOutcome:
-    """Three steps with checkpoints, then an output whose content depends on the spec alone."""
+    """Three steps with checkpoints, then outputs whose content depends on the spec alone."""
     behave(context, behaviour_of(context))
     steps = context.checkpoints / "steps.txt"
     context.checkpoints.mkdir(parents=True, exist_ok=True)
@@ -37,9 +47,11 @@ def stage(context: StageContext) -> StageOutcome:
         steps.write_text(str(step))
         if behaviour_of(context) == "die_at_2" and step == 2 and done == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-    out = context.output("out.txt")
-    out.write_text(f"{context.spec.stage} {context.spec.seed}\n")
-    return StageOutcome({"out": out}, {"loss": 0.25}, {"resumed_at": done})
+        if behaviour_of(context) == "kill_parent_at_2" and step == 2 and done == 0:
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(60)
+    outputs = OUTPUTS.get(context.spec.stage, plain)(context) if context.spec.config else plain(context)
+    return StageOutcome(outputs, METRICS.get(context.spec.stage, {"loss": 0.25}), {"resumed_at": done})
 
 
 def behave(context: StageContext, behaviour: str) -> None:
@@ -66,6 +78,95 @@ def behave(context: StageContext, behaviour: str) -> None:
 def hang(context: StageContext) -> None:
     context.output("child.pid").write_text(str(os.getpid()))
     time.sleep(600)
+
+
+def plain(context: StageContext) -> dict[str, Path]:
+    out = context.output("out.txt")
+    out.write_text(f"{context.spec.stage} {context.spec.seed}\n")
+    return {"out": out}
+
+
+def validate(context: StageContext) -> dict[str, Path]:
+    config = context.section("data", DataConfig)
+    uri = str(context.spec.params["source"])
+    done = ingest(config, context.output("validation"), seed=context.spec.seed, source_uri=uri)
+    return {"snapshot": Path(done.snapshot.uri), "quarantine": done.quarantine, "report": done.report_json}
+
+
+def model(context: StageContext) -> dict[str, Path]:
+    return {"model": _model_folder(context, "model")}
+
+
+def reward_model(context: StageContext) -> dict[str, Path]:
+    folder = context.output("reward_model")
+    folder.mkdir(exist_ok=True)
+    write_json(folder / "reward.json", {"of": context.spec.stage, "key": context.spec.key})
+    (folder / "adapter_model.safetensors").write_bytes(context.spec.key.encode())
+    return {"reward_model": folder}
+
+
+def annotate(context: StageContext) -> dict[str, Path]:
+    write_json(context.output("view.json"), {"trajectories": []})
+    return {"view": context.output("view.json")}
+
+
+def ppo(context: StageContext) -> dict[str, Path]:
+    adapter = context.output("adapter")
+    adapter.mkdir(exist_ok=True)
+    rank = context.spec.config["ppo"]["lora_rank"]
+    write_json(adapter / "adapter_config.json", {"r": rank, "key": context.spec.key})
+    write_json(context.output("inputs.json"), {"roles": sorted(context.spec.inputs)})
+    return {"policy": _model_folder(context, "policy"), "adapter": adapter}
+
+
+def evaluate(context: StageContext) -> dict[str, Path]:
+    """The challenger is better by 0.5; behaviour `worse` turns that round, `unsure` makes it 0."""
+    gain = {"worse": -0.5, "unsure": 0.0}.get(behaviour_of(context), 0.5)
+    rng = np.random.default_rng(context.spec.seed)
+    start = rng.normal(0.0, 0.1, 64)
+    new = start + gain + rng.normal(0.0, 0.05, 64)
+    has_champion = context.has_input("champion")
+    builder = MetricBuilder(seed=context.spec.seed, confidence=context.spec.params["confidence_levels"])
+    metrics = tuple(
+        builder.mean(name, new, start if has_champion else None, start) for name in ("reward", "gold_reward")
+    )
+    digests = {role: ref.sha256 for role, ref in context.spec.inputs.items()}
+    report = EvaluationReport(
+        night=context.spec.night,
+        seed=context.spec.seed,
+        prompt_set_digest="p",
+        prompt_count=64,
+        challenger=ModelDigest(name="challenger", sha256=digests["challenger"]),
+        champion=ModelDigest(name="champion", sha256=digests["champion"]) if has_champion else None,
+        reference=ModelDigest(name="reference", sha256=digests["reference"]),
+        metrics=metrics,
+    )
+    write_report(context.output("report.json"), report)
+    return {"report": context.output("report.json")}
+
+
+def _model_folder(context: StageContext, name: str) -> Path:
+    folder = context.output(name)
+    shutil.copytree(os.environ[MODEL], folder, dirs_exist_ok=True)
+    settings = read_json(folder / "config.json") | {"nightjar_key": context.spec.key}
+    write_json(folder / "config.json", settings)
+    return folder
+
+
+OUTPUTS = {
+    "validate": validate,
+    "base": model,
+    "sft": model,
+    "reward": reward_model,
+    "distill": reward_model,
+    "annotate": annotate,
+    "ppo": ppo,
+    "evaluate": evaluate,
+}
+METRICS = {
+    "reward": {"accuracy": 0.81},
+    "distill": {"accuracy": 0.79, "student_teacher_kl": 0.012},
+}
 
 
 def main() -> int:

@@ -1,0 +1,173 @@
+"""Prefect's test server once a session, and homes whose nights run on the small stages of `fakes/`."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import yaml
+
+FAKES = Path(__file__).resolve().parent / "fakes"
+sys.path.insert(0, str(FAKES))
+
+from tiny_model import write_tiny_model  # noqa: E402
+
+from tasks import champion, champion_change, launch_plan  # noqa: E402
+from tasks.candidate import FetchedVersion  # noqa: E402
+from tasks.model_manifest import ModelFiles  # noqa: E402
+from tasks.progress import Silent, listening  # noqa: E402
+from tasks.promotion import Promotion  # noqa: E402
+from tasks.registry import CHALLENGER, CHAMPION  # noqa: E402
+from tasks.stages import SHAPES  # noqa: E402
+from training.contract import file_ref  # noqa: E402
+
+CONFIG = {
+    "name": "fake",
+    "data": {
+        "quickstart": {"partitions": 2, "pairs_per_night": 60},
+        "evaluation_fraction": 0.2,
+        "max_quarantine": 0.5,
+        "near_duplicate_threshold": None,
+    },
+    "models": {"base": "quickstart", "max_prompt_length": 64, "max_response_length": 64},
+    "gates": {
+        "rules": [{"metric": "reward", "direction": "higher", "baseline": "reference", "min_improvement": 0}]
+    },
+    "runtime": {"retries": 1, "threads": 1, "min_free_disk_gb": 0},
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def prefect_server() -> Iterator[None]:
+    from prefect.testing.utilities import prefect_test_harness
+
+    with prefect_test_harness(server_startup_timeout=120):
+        yield
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+class Heard(Silent):
+    """Remembers notes, stage ends and pages."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.ended: list[tuple[str, str]] = []
+        self.pages: list = []
+
+    def note(self, text):
+        self.notes.append(text)
+
+    def stage_ended(self, stage, how, seconds):
+        self.ended.append((stage, how))
+
+    def summary(self, summary):
+        self.pages.append(summary)
+
+
+@dataclass
+class Nights:
+    """A home, and nights run in it through the real flow."""
+
+    home: Path
+    config_path: Path
+    heard: Heard = field(default_factory=Heard)
+
+    def run(self, *overrides: str, **request):
+        from flows.nightly import nightly
+        from flows.request import NightRequest
+
+        self.heard = Heard()
+        with listening(self.heard):
+            wanted = NightRequest(config=str(self.config_path), overrides=overrides, **request)
+            return nightly(wanted, return_state=True)
+
+    def starts(self, stage: str) -> int:
+        return sum(len(f.read_text().splitlines()) for f in self.home.glob(f"runs/*/{stage}/starts.jsonl"))
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MLflow's tables, made once: making them takes longer than a night of small stages."""
+    from tasks.mlflow_client import tracking_uri_of
+    from tasks.preflight import check_tracking
+
+    home = tmp_path_factory.mktemp("database")
+    check_tracking(tracking_uri_of(home, None), 180.0)
+    return home / "mlflow.db"
+
+
+@pytest.fixture(scope="module")
+def patched() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def fake_stages(patched: pytest.MonkeyPatch, tiny_model: Path) -> None:
+    for stage in SHAPES:
+        patched.setitem(launch_plan.MODULES, stage, "nightjar_fakes")
+    patched.setattr("tasks.stages.code_version", lambda package="training": "fake")
+    patched.setenv("PYTHONPATH", str(FAKES))
+    patched.setenv("NIGHTJAR_FAKE_MODEL", str(tiny_model))
+    patched.delenv("MLFLOW_TRACKING_URI", raising=False)
+    patched.delenv("NIGHTJAR_HOME", raising=False)
+
+
+@pytest.fixture(scope="module")
+def new_home(
+    tmp_path_factory: pytest.TempPathFactory, fake_stages: None, empty_database: Path
+) -> Callable[[], Nights]:
+    def make() -> Nights:
+        folder = tmp_path_factory.mktemp("night")
+        home = folder / "home"
+        home.mkdir()
+        shutil.copy(empty_database, home / "mlflow.db")
+        path = folder / "fake.yaml"
+        path.write_text(yaml.safe_dump(CONFIG | {"runtime": CONFIG["runtime"] | {"home": str(home)}}), encoding="utf-8")
+        return Nights(home, path)
+
+    return make
+
+
+@pytest.fixture
+def nights(new_home: Callable[[], Nights]) -> Nights:
+    return new_home()
+
+
+@pytest.fixture(scope="module")
+def light_registry(patched: pytest.MonkeyPatch) -> None:
+    """A real MLflow registry, but versions are registered and promoted without starting serving children."""
+
+    def register(site, files, night, lineage, run, settings):
+        site.registry.ensure()
+        found = site.registry.versions({"nightjar.night": night})
+        if found:
+            return found[-1]
+        tags = dict(lineage.tags()) | {"nightjar.night": night}
+        version = site.registry.client.create_model_version(site.model, str(files.model), tags=tags).version
+        site.registry.put_alias(CHALLENGER, str(version))
+        return site.registry.version(str(version))
+
+    def promote(site, candidate, *, judged_against, night=None, force=None):
+        assert site.registry.alias(CHAMPION) == judged_against
+        site.registry.put_alias(CHAMPION, candidate)
+        return Promotion(candidate, judged_against, True, 0.0)
+
+    def fetch(site, number, destination: Path):
+        source = Path(site.registry.version(number).source)
+        shutil.copytree(source, destination / "model", dirs_exist_ok=True)
+        shutil.copytree(source.parent / "adapter", destination / "adapter", dirs_exist_ok=True)
+        files = ModelFiles(destination / "model", destination / "adapter")
+        return FetchedVersion(number, file_ref(files.model).sha256, files)
+
+    patched.setattr(champion_change, "register_candidate", register)
+    patched.setattr(champion_change, "promote", promote)
+    patched.setattr(champion, "fetch_version", fetch)

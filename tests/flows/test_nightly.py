@@ -1,0 +1,159 @@
+"""Whole nights through the real Prefect flow and a real MLflow store, on small stages in real child processes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tasks.last_config import site_of
+from tasks.night import only_night
+from tasks.night_state import NightBook
+from tasks.registry import CHALLENGER, CHAMPION
+
+pytestmark = pytest.mark.usefixtures("light_registry")
+STAGES = ["validate", "base", "sft", "reward", "distill", "annotate", "ppo", "evaluate"]
+
+
+def state_of(nights, index: int):
+    return NightBook(nights.home).load(f"fake-{index:04d}")
+
+
+def inputs_of(nights, index: int, stage: str) -> dict[str, str]:
+    spec = json.loads((nights.home / f"runs/fake-{index:04d}/{stage}/spec.json").read_text())
+    return {role: ref["sha256"] for role, ref in spec["inputs"].items()}
+
+
+def output_of(nights, index: int, stage: str, role: str) -> str:
+    result = json.loads((nights.home / f"runs/fake-{index:04d}/{stage}/result.json").read_text())
+    return result["outputs"][role]["sha256"]
+
+
+@pytest.fixture(scope="module")
+def chain(new_home, light_registry):
+    """Three starts in one home, whose generator has data for two nights."""
+    nights = new_home()
+    states, heard = [], []
+    for _ in range(3):
+        states.append(nights.run())
+        heard.append(nights.heard)
+    return nights, states, heard
+
+
+def test_the_first_night_promotes_and_shows_its_page(chain) -> None:
+    nights, states, heard = chain
+    assert states[0].is_completed(), states[0].message
+    assert [stage for stage, _ in heard[0].ended] == STAGES
+    assert state_of(nights, 1).promoted
+    page = heard[0].pages[-1]
+    assert (page.version, page.alias) == ("1", "champion")
+    assert [line.stage for line in page.stages] == STAGES
+    shown = {figure.name: figure.value for figure in page.figures}
+    assert shown["teacher accuracy on held-out pairs"] == "0.810"
+    assert shown["student-teacher KL on held-out pairs"] == "0.012 nats"
+    assert "[" in shown["gold reward, new policy"]
+    assert any("nightjar ui" in step for step in page.next_steps)
+
+
+def test_the_second_night_goes_on_from_the_champion(chain) -> None:
+    nights, states, heard = chain
+    assert states[1].is_completed(), states[1].message
+    # The champion's reference anchors the second night, so neither base nor sft runs; PPO starts from its adapter.
+    assert [stage for stage, _ in heard[1].ended] == [s for s in STAGES if s not in ("base", "sft")]
+    assert inputs_of(nights, 2, "ppo")["reference"] == inputs_of(nights, 1, "ppo")["reference"]
+    assert inputs_of(nights, 2, "ppo")["adapter"] == output_of(nights, 1, "ppo", "adapter")
+    assert "policy" not in inputs_of(nights, 2, "ppo")
+    assert "adapter" not in inputs_of(nights, 1, "ppo")
+    assert inputs_of(nights, 2, "evaluate")["champion"] == output_of(nights, 1, "ppo", "policy")
+    assert state_of(nights, 2).champion.version == "1"
+    assert site_of(nights.home).registry.alias(CHAMPION) == "2"
+
+
+def test_a_third_start_without_data_is_skipped(chain) -> None:
+    nights, states, _ = chain
+    assert (states[2].name, states[2].is_completed()) == ("Skipped", True)
+    assert "no new data" in states[2].message
+    assert len(NightBook(nights.home).nights()) == 2
+
+
+def test_runs_in_mlflow_are_nested_and_ended(chain) -> None:
+    nights, _, _ = chain
+    client = site_of(nights.home).registry.client
+    runs = client.search_runs([client.get_experiment_by_name("nightjar").experiment_id])
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    first = {run.info.run_name: run for run in runs if run.data.tags["nightjar.night"] == "fake-0001"}
+    parent = first.pop("fake-0001")
+    assert set(first) == set(STAGES)
+    assert {run.data.tags["mlflow.parentRunId"] for run in first.values()} == {parent.info.run_id}
+    assert first["ppo"].data.metrics["loss"] == pytest.approx(1 / 3)
+    assert parent.data.metrics["final/gold_reward"] > 0.3
+    note = parent.data.tags["mlflow.note.content"]
+    assert note.index("Gate") < note.index("Figures"), "the verdict comes first"
+    assert parent.inputs.dataset_inputs[0].dataset.name == "preferences"
+
+
+def test_artifacts_in_prefect_hold_the_page(chain) -> None:
+    from prefect.artifacts import Artifact
+
+    artifact = Artifact.get("fake-0001-summary")
+    assert artifact is not None
+    assert "gold reward" in artifact.data
+
+
+def test_a_worse_policy_is_kept_back_until_somebody_forces_one(nights, monkeypatch) -> None:
+    monkeypatch.setenv("NIGHTJAR_FAKE", "evaluate=worse")
+    state = nights.run()
+    assert (state.name, state.is_failed()) == ("Rejected", True)
+    assert "the champion stays" in state.message
+    registry = site_of(nights.home).registry
+    assert (registry.alias(CHAMPION), registry.alias(CHALLENGER)) == (None, "1")
+    night = state_of(nights, 1)
+    assert (night.status, night.verdict, night.promoted) == ("finished", "FAIL", False)
+    assert (nights.home / "runs/fake-0001/gate/decision.json").is_file()
+
+    forced = nights.run(again=True, force=True, who="ada", why="needed for the demonstration")
+    assert forced.is_completed(), forced.message
+    assert registry.alias(CHAMPION) == "2"
+    assert "force" in nights.heard.pages[-1].headline
+
+
+def test_an_undecided_gate_keeps_the_champion_and_says_so(nights, monkeypatch) -> None:
+    monkeypatch.setenv("NIGHTJAR_FAKE", "evaluate=unsure")
+    assert nights.run().name == "Undecided"
+
+
+def test_a_failed_night_goes_on_and_a_killed_trainer_is_started_again(nights, monkeypatch) -> None:
+    monkeypatch.setenv("NIGHTJAR_FAKE", "reward=user_error")
+    state = nights.run()
+    assert state.is_failed()
+    assert "row 7 of pairs.jsonl" in state.message
+    assert state_of(nights, 1).status == "failed"
+    monkeypatch.setenv("NIGHTJAR_FAKE", "ppo=die_at_2")
+    assert nights.run().is_completed()
+    assert dict(nights.heard.ended)["sft"] == "reused"
+    assert nights.starts("sft") == 1, "nothing is trained twice"
+    assert nights.starts("ppo") == 2
+    assert state_of(nights, 1).promoted
+
+
+def test_refused_before_any_compute_with_every_problem_at_once(nights, tmp_path) -> None:
+    state = nights.run("models.base=" + str(tmp_path / "nowhere"), "runtime.min_free_disk_gb=1000000")
+    assert state.is_failed()
+    assert "nothing was computed" in state.message
+    assert "models.base" in state.message
+    assert "min_free_disk_gb" in state.message
+    assert NightBook(nights.home).nights() == []
+
+
+def test_mlflow_down_is_refused_before_any_compute(nights) -> None:
+    state = nights.run("registry.tracking_uri=http://127.0.0.1:9", "registry.reach_timeout_seconds=3")
+    assert state.is_failed()
+    assert "not answer" in state.message
+    assert NightBook(nights.home).nights() == []
+
+
+def test_a_second_night_meanwhile_is_skipped(nights) -> None:
+    with only_night(nights.home):
+        state = nights.run()
+    assert (state.name, state.is_completed()) == ("Skipped", True)
+    assert "another night is running" in state.message
