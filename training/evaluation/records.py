@@ -75,7 +75,7 @@ def read_record(path: Path, kind: type[AnyRecord]) -> AnyRecord:
             f"{path}: not readable: {error.strerror or error}", "run the stage that writes it again"
         ) from error
     except ValidationError as error:
-        raise GateError(f"{path}: not a {kind.__name__}: {_first_problems(error)}", _DAMAGED) from None
+        raise GateError(f"{path}: not a valid {kind.__name__}: {_first_problems(error)}", _DAMAGED) from None
     except (ValueError, RecursionError) as error:
         raise GateError(f"{path}: not valid JSON: {error}", _DAMAGED) from None
 

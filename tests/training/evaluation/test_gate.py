@@ -306,7 +306,7 @@ def test_a_decision_edited_by_hand_is_refused(one, tmp_path, right, wrong):
     text = path.read_text()
     assert text.count(right) == 1
     path.write_text(text.replace(right, wrong))
-    with pytest.raises(GateError, match=r"decision\.json: not a GateDecision"):
+    with pytest.raises(GateError, match=r"decision\.json: not a valid GateDecision"):
         read_decision(path)
 
 
