@@ -44,7 +44,7 @@ def check_folder(folder: Path) -> None:
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """sha256 of every file by relative path, except the note that MLflow itself adds when loading from a local store."""
+    """sha256 of every file by relative path, except the note that MLflow adds when it loads from a local store."""
     files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     return {name: sha256_file(files[name]) for name in sorted(files) if name != _ADDED_BY_LOADING}
 

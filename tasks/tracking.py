@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.candidate import RegisterRun
 from tasks.delivery import Destination
+from tasks.night_page import fit_note
 from tasks.night_params import compared_params
 from tasks.registry import answering
 from tasks.run_lookup import WHOLE_NIGHT, experiment_of, find_or_create_run, night_tags, run_exists
-from tasks.run_tags import CONFIG_HASH, PARENT
+from tasks.run_tags import CONFIG_HASH, NOTE, PARENT
 from tasks.site import Site
 from training.contract import write_json
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from configs.schema.night import NightConfig
 
 STATE = "tracking.json"
@@ -157,6 +160,25 @@ class NightRun:
                 client.log_artifacts(run_id, str(path), folder)
             else:
                 client.log_artifact(run_id, str(path), folder)
+
+    def log_figures(self, figures: Mapping[str, Figure]) -> None:
+        """Pictures by file name, under figures/ of the parent run."""
+        with answering(self.site.tracking_uri):
+            for name, figure in figures.items():
+                self.site.registry.client.log_figure(self.run_id, figure, f"figures/{name}")
+
+    def log_answers(self, columns: Mapping[str, Sequence[Any]], file: str = "answers.json") -> None:
+        """A table for MLflow's evaluation view, once: MLflow would append a second time."""
+        client = self.site.registry.client
+        with answering(self.site.tracking_uri):
+            if not any(item.path == file for item in client.list_artifacts(self.run_id)):
+                client.log_table(self.run_id, data=dict(columns), artifact_file=file)
+
+    def note(self, markdown: str, whole: str) -> None:
+        """The run's note, shown on top of its page, and the same in full as the artifact `whole`."""
+        with answering(self.site.tracking_uri):
+            self.site.registry.client.log_text(self.run_id, markdown, whole)
+            self.site.registry.client.set_tag(self.run_id, NOTE, fit_note(markdown, whole))
 
     def register_run(self) -> RegisterRun:
         """Where the short run goes that logs the model version."""

@@ -137,6 +137,25 @@ def register(site: Site, experiment: str, model_folder: Callable[[int], Path]) -
     def add(seed: int, night: str | None = None, adapter: Path | None = None) -> Version:
         files = ModelFiles(model_folder(seed), adapter)
         run = RegisterRun(experiment, {})
-        return register_candidate(site, files, night or f"night-{seed}", LINEAGE, run, ServingSettings(max_new_tokens=8))
+        settings = ServingSettings(max_new_tokens=8)
+        return register_candidate(site, files, night or f"night-{seed}", LINEAGE, run, settings)
 
     return add
+
+
+@pytest.fixture
+def build() -> Callable[..., Path]:
+    """Build a model folder: (folder, seed, chat_template)."""
+    return build_model
+
+
+@pytest.fixture
+def chat_template() -> str:
+    """A template with a turn a message."""
+    return CHAT_TEMPLATE
+
+
+@pytest.fixture
+def lineage() -> Lineage:
+    """A version's lineage."""
+    return LINEAGE

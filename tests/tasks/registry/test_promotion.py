@@ -11,7 +11,14 @@ import pytest
 
 from tasks.promotion import Force, promote
 from tasks.registry import CHALLENGER, CHAMPION, PREVIOUS, ModelRegistry, Version
-from tasks.registry_errors import BannedVersion, LockHeld, PromotionError, PromotionRaced, ServingError, StoredBytesDiffer
+from tasks.registry_errors import (
+    BannedVersion,
+    LockHeld,
+    PromotionError,
+    PromotionRaced,
+    ServingError,
+    StoredBytesDiffer,
+)
 from tasks.rollback import rollback
 from tasks.site import Site
 from tasks.version_tags import DIGEST, FORCED, NIGHT, PROMOTED_AT, TREE, VERDICT

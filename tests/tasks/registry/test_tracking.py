@@ -1,0 +1,158 @@
+"""The night's runs: resumed under the same identifiers, described, ended; dead ones closed as KILLED."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from configs.schema import NightConfig
+from tasks.night_params import compared_params
+from tasks.reconcile import reconcile
+from tasks.registry_errors import RegistryError, TrackingUnavailable
+from tasks.run_lease import read_lease, run_lease
+from tasks.site import Site
+from tasks.tracking import DatasetRef, NightRun, finish_late
+
+
+@pytest.fixture
+def config() -> NightConfig:
+    """The shipped quickstart, or the least that a night needs."""
+    return NightConfig.model_validate(
+        {
+            "data": {"source": "pairs.parquet"},
+            "models": {"base": "base"},
+            "gates": {"rules": [{"metric": "reward", "min": 0.0}]},
+        }
+    )
+
+
+def test_compared_params_exist_in_the_config(config: NightConfig) -> None:
+    params = compared_params(config.model_dump(mode="json"))
+    assert params["ppo.ppo_epochs"] == "4"
+
+
+def test_a_night_resumes_its_runs(site: Site, config: NightConfig) -> None:
+    client = site.registry.client
+    first = NightRun.open(site, "n1", config)
+    stage = first.stage_run("reward")
+    first.finish_stage("reward", metrics={"accuracy": 0.75, "broken": None, "worse": float("nan")})
+    first.finish("FAILED")
+    assert client.get_run(first.run_id).info.status == "FAILED"
+
+    again = NightRun.open(site, "n1", config)
+
+    assert (again.run_id, again.stage_run("reward")) == (first.run_id, stage)
+    assert client.get_run(again.run_id).info.status == "RUNNING"
+    run = client.get_run(stage)
+    assert run.data.tags["mlflow.parentRunId"] == first.run_id
+    assert run.data.metrics == {"final/accuracy": 0.75}
+    assert {"nonfinite.final.broken", "nonfinite.final.worse"} <= set(run.data.tags)
+    parent = client.get_run(first.run_id)
+    assert parent.data.params["ppo.ppo_epochs"] == "4"
+    assert len(parent.data.params) < 25
+    stored = client.download_artifacts(first.run_id, "config/night.yaml")
+    assert "ppo_epochs" in Path(stored).read_text()
+
+
+def test_runs_are_found_by_their_tags_when_the_file_is_lost(site: Site, config: NightConfig) -> None:
+    first = NightRun.open(site, "n1", config)
+    stage = first.stage_run("ppo")
+    (site.home / "runs" / "n1" / "tracking.json").write_text("{")
+    again = NightRun.open(site, "n1", config)
+    assert (again.run_id, again.stage_run("ppo")) == (first.run_id, stage)
+    assert NightRun.open(site, "n2", config).run_id != first.run_id
+
+
+def test_a_night_that_moved_to_another_store_starts_a_run_there(
+    site: Site, config: NightConfig, empty_database: Path
+) -> None:
+    first = NightRun.open(site, "n1", config)
+    (site.home / "mlflow.db").write_bytes(empty_database.read_bytes())
+    fresh = Site.open(site.home, site.config)
+    assert NightRun.open(fresh, "n1", config).run_id != first.run_id
+
+
+def test_a_deleted_experiment_is_named(site: Site, config: NightConfig) -> None:
+    client = site.registry.client
+    client.delete_experiment(client.create_experiment(site.config.experiment))
+    with pytest.raises(RegistryError, match="was deleted in MLflow"):
+        NightRun.open(site, "n1", config)
+
+
+def test_datasets_keep_their_full_hash(site: Site, config: NightConfig) -> None:
+    night = NightRun.open(site, "n1", config)
+    night.log_datasets([DatasetRef("preferences", "snapshots/abc", "ab" * 32, 77)])
+    run = site.registry.client.get_run(night.run_id)
+    (entry,) = run.inputs.dataset_inputs
+    assert entry.dataset.digest == ("ab" * 32)[:32]
+    assert json.loads(entry.dataset.profile) == {"num_rows": 77}
+    assert run.data.tags["nightjar.sha256.preferences"] == "ab" * 32
+
+
+def test_finish_closes_what_is_still_open_below(site: Site, config: NightConfig) -> None:
+    night = NightRun.open(site, "n1", config)
+    stage = night.stage_run("ppo")
+    night.finish()
+    assert site.registry.client.get_run(stage).info.status == "KILLED"
+    assert site.registry.client.get_run(night.run_id).info.status == "FINISHED"
+
+
+def test_an_end_that_mlflow_missed_is_made_up_for(
+    site: Site, config: NightConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    night = NightRun.open(site, "n1", config)
+
+    def away(*args: object, **kwargs: object) -> None:
+        raise ConnectionError("gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(site.registry.client, "set_terminated", away)
+        with pytest.raises(TrackingUnavailable):
+            night.finish("FAILED")
+    assert finish_late(site) == ["n1"]
+    assert site.registry.client.get_run(night.run_id).info.status == "FAILED"
+    assert finish_late(site) == []
+
+
+def test_runs_of_a_dead_night_are_closed_and_others_left_alone(site: Site, config: NightConfig) -> None:
+    client = site.registry.client
+    dead = NightRun.open(site, "dead", config)
+    below = dead.stage_run("ppo")
+    foreign = client.create_run(client.get_run(dead.run_id).info.experiment_id).info.run_id
+    with run_lease(site.home, "alive"):
+        alive = NightRun.open(site, "alive", config)
+        done = reconcile(site)
+        assert sorted(done.closed_runs) == sorted([dead.run_id, below])
+        assert client.get_run(alive.run_id).info.status == "RUNNING"
+    assert client.get_run(foreign).info.status == "RUNNING"
+    assert client.get_run(below).info.status == "KILLED"
+    assert reconcile(site).closed_runs == [alive.run_id]
+    assert reconcile(site).nothing_to_do
+
+
+def test_a_lease_ends_with_its_process(site: Site, config: NightConfig) -> None:
+    script = (
+        "import sys, os; from pathlib import Path; from tasks.run_lease import run_lease\n"
+        "with run_lease(Path(sys.argv[1]), 'n1'):\n    os.kill(os.getpid(), 9)\n"
+    )
+    night = NightRun.open(site, "n1", config)
+    subprocess.run([sys.executable, "-c", script, str(site.home)], check=False)
+    lease = read_lease(site.home, "n1")
+    assert lease is not None
+    assert not lease.alive()
+    assert reconcile(site).closed_runs == [night.run_id]
+    assert read_lease(site.home, "n1") is None
+
+
+def test_torn_journal_lines_are_told(site: Site) -> None:
+    (site.home / "journal.jsonl").write_bytes(b'{"seq": 1, "ev')
+    assert "1 torn line" in reconcile(site).problems[0]
+
+
+def test_a_promotion_at_work_is_left_alone(site: Site) -> None:
+    with site.locked("promotion of version 7"):
+        assert "promotion of version 7" in reconcile(site).problems[0]

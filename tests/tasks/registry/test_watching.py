@@ -1,0 +1,61 @@
+"""The watch: patience, one breach is noise, and nothing measured is nothing judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.schema.registry import WatchConfig, WatchLimit
+from tasks.watching import breaches, record_watch
+from training.errors import ConfigError
+
+CONFIG = WatchConfig(limits=[WatchLimit(metric="reward", min=0.0, max_drop=0.5), WatchLimit(metric="kl", max=1.0)])
+GOOD = {"reward": 1.0, "kl": 0.1}
+BAD = {"reward": -0.1, "kl": 2.0}
+
+
+def test_patience_is_used_up_by_consecutive_breaches_only(tmp_path: Path) -> None:
+    told = [record_watch(tmp_path, "m", "3", x, CONFIG) for x in (GOOD, BAD, BAD, GOOD, BAD, BAD, BAD)]
+    assert [state.consecutive for state in told] == [0, 1, 2, 0, 1, 2, 3]
+    assert [state.must_roll_back for state in told] == [False] * 6 + [True]
+    assert told[-1].why == "3 measurement(s) in a row broke the limits: reward is -0.1, below 0; kl is 2, above 1"
+
+
+def test_another_version_starts_again(tmp_path: Path) -> None:
+    for version in ("3", "3", "4"):
+        state = record_watch(tmp_path, "m", version, BAD, CONFIG)
+    assert state.consecutive == 1
+    assert record_watch(tmp_path, "m", "3", BAD, CONFIG).consecutive == 1
+    assert record_watch(tmp_path, "other", "3", BAD, CONFIG).consecutive == 1
+
+
+def test_drop_is_measured_from_the_first_measurement_of_this_champion(tmp_path: Path) -> None:
+    record_watch(tmp_path, "m", "2", {"reward": 9.0, "kl": 0.0}, CONFIG)
+    record_watch(tmp_path, "m", "3", {"reward": 1.0, "kl": 0.0}, CONFIG)
+    state = record_watch(tmp_path, "m", "3", {"reward": 0.4, "kl": 0.0}, CONFIG)
+    assert state.breaches[0].sentence == "reward is 0.4, more than 0.5 below its first value 1"
+    assert record_watch(tmp_path, "m", "3", {"reward": 0.5, "kl": 0.0}, CONFIG).breaches == ()
+
+
+def test_a_value_that_is_not_finite_breaks_its_limit(tmp_path: Path) -> None:
+    state = record_watch(tmp_path, "m", "3", {"reward": float("nan"), "kl": float("inf")}, CONFIG)
+    assert [breach.sentence for breach in state.breaches] == ["reward is not finite", "kl is not finite"]
+    assert record_watch(tmp_path, "m", "3", GOOD, CONFIG).consecutive == 0
+
+
+def test_what_is_not_measured_is_a_mistake_of_the_config(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"kl is not measured; there is reward"):
+        record_watch(tmp_path, "m", "3", {"reward": 1.0}, CONFIG)
+    with pytest.raises(ConfigError, match="nothing to judge"):
+        record_watch(tmp_path, "m", "3", GOOD, WatchConfig())
+    assert not (tmp_path / "watch.jsonl").exists()
+
+
+@given(st.floats(-5, 5), st.floats(-5, 5), st.floats(0, 5))
+def test_loosening_a_limit_never_adds_a_breach(value: float, low: float, slack: float) -> None:
+    tight, loose = WatchLimit(metric="x", min=low), WatchLimit(metric="x", min=low - slack)
+    if not breaches({"x": value}, None, [tight]):
+        assert not breaches({"x": value}, None, [loose])
