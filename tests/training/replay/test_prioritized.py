@@ -139,6 +139,20 @@ def test_extreme_priorities_never_draw_a_free_slot():
     assert np.isfinite(weights).all()
 
 
+@pytest.mark.parametrize("point", [0.0, 0.5, np.nextafter(1.0, 0.0)])
+def test_a_draw_on_an_edge_lands_on_a_slot_in_use(point):
+    class Fixed:
+        def random(self, n):
+            return np.full(n, point)
+
+    sampler = sampler_of(6, alpha=1.0)
+    sampler.add(6)
+    sampler.update(np.arange(6), [7.0, 0.1, 7.0, 0.1, 0.7, 7.0])
+    sampler.remove([0, 2, 5])
+    sampler._generator = Fixed()
+    assert sampler.sample(1)[0].tolist() == [1 if point == 0 else 4]
+
+
 def test_filter_weights_multiply_the_mass():
     sampler = sampler_of(4, alpha=1.0, beta_start=1.0, eps=1e-9, seed=3)
     sampler.add(4)

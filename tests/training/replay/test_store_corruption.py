@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from training.errors import StoreError
-from training.replay.manifest import load_manifests, write_manifest
+from training.replay.manifest import _digest, load_manifests, manifest_files, write_manifest
 from training.replay.store import TrajectoryStore
 
 
@@ -131,6 +131,22 @@ def test_a_damaged_manifest_falls_back_to_the_one_before_and_says_so(path, damag
         assert (path / "quarantine" / lost.name).exists()
 
 
+def test_the_generation_before_an_eviction_can_be_fallen_back_to(path):
+    with TrajectoryStore.open(path, writable=True) as store:
+        before = store.ids
+        store.evict(capacity=2)
+    (path / "manifest-00000005.json").write_text("torn")
+    with TrajectoryStore.open(path, writable=True) as store:
+        assert store.ids == before
+        assert len(store.view().batch(range(13))) == 13
+
+
+def test_a_reader_looks_again_when_every_manifest_it_saw_is_gone(path, monkeypatch):
+    real, gone = manifest_files, [[path / "manifest-00000001.json"], []]
+    monkeypatch.setattr("training.replay.manifest.manifest_files", lambda f: gone.pop() if gone else real(f))
+    assert len(TrajectoryStore.open(path)) == 13
+
+
 def test_a_second_fall_back_overwrites_nothing_in_quarantine(path, make):
     for _ in range(2):
         (path / "manifest-00000004.json").write_text("torn")
@@ -171,8 +187,6 @@ def test_a_store_with_no_valid_manifest_is_an_error(path):
 def test_a_newer_format_is_an_error_not_damage(path):
     manifest = path / "manifest-00000004.json"
     body = json.loads(manifest.read_text())["body"] | {"format": 2}
-    from training.replay.manifest import _digest
-
     manifest.write_text(json.dumps({"body": body, "sha256": _digest(body)}))
     with pytest.raises(StoreError, match="format 2"):
         TrajectoryStore.open(path, writable=True)

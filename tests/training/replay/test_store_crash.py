@@ -225,6 +225,8 @@ def test_files_that_no_manifest_names_do_not_count_and_go(path, make):
 
 
 def test_one_writer_at_a_time_and_a_dead_one_holds_nothing(path, make):
+    path.mkdir()
+    (path / "writer.lock").write_text("9" * 20)
     process = start(HOLD_THE_LOCK, path)
     try:
         assert process.stdout.readline() == "ready\n"

@@ -88,6 +88,8 @@ def test_appending_again_stores_nothing_and_changes_nothing(path, make):
         assert store.append([]) == []
         assert len(store) == 2
         assert store.view().scores.tolist() == [0.0, 1.0]
+        store.append([make(2, score=5.0), make(2, score=6.0)])
+        assert store.view().scores.tolist() == [0.0, 1.0, 5.0]
 
 
 def test_a_second_annotate_pass_is_a_cache_hit(path, make):
