@@ -1,0 +1,122 @@
+"""From YAML to a typed config, and every way in which that is refused in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from configs.schema import ConfigError, load_config, preset_names
+
+MINIMAL = {
+    "data": {"source": "pairs.jsonl"},
+    "models": {"base": "model", "max_prompt_length": 64, "max_response_length": 64},
+    "gates": {"rules": [{"metric": "reward", "min": 0.0}]},
+}
+
+
+def written(folder: Path, **changes) -> Path:
+    path = folder / "night.yaml"
+    path.write_text(yaml.safe_dump(MINIMAL | changes), encoding="utf-8")
+    return path
+
+
+def refusal(path: Path, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides)
+    return str(caught.value)
+
+
+def test_minimal_config_takes_defaults(tmp_path: Path) -> None:
+    config = load_config(written(tmp_path))
+    assert config.ppo.clip_ratio == 0.2
+    assert config.name == "nightjar"
+
+
+def test_overrides_reach_nested_keys_and_keep_their_neighbours(tmp_path: Path) -> None:
+    config = load_config(written(tmp_path), ["ppo.actor_lr=1e-5", "ppo.kl_ctrl.target_kl=0.2", "data.max_rows=100"])
+    assert config.ppo.actor_lr == 1e-5
+    assert config.ppo.kl_ctrl.target_kl == 0.2
+    assert config.ppo.kl_ctrl.kl_coef == 0.05
+    assert config.data.source == "pairs.jsonl"
+
+
+def test_overrides_replace_lists_whole(tmp_path: Path) -> None:
+    config = load_config(written(tmp_path), ["gates.rules=[{metric: kl_ref, max: 0.3}]"])
+    assert [rule.metric for rule in config.gates.rules] == ["kl_ref"]
+
+
+@pytest.mark.parametrize("override", ["ppo.actor_lr", "=3", "  =3"])
+def test_an_override_of_another_shape_is_refused(tmp_path: Path, override: str) -> None:
+    assert "key.path=value" in refusal(written(tmp_path), override)
+
+
+def test_preset_lies_under_the_file(tmp_path: Path) -> None:
+    wide = {"base": "model", "max_response_length": 100}
+    config = load_config(written(tmp_path, preset="data_efficient", ppo={"lam": 0.9}, models=wide))
+    assert (config.ppo.gamma, config.ppo.lam, config.ppo.kl_loss_type) == (0.99, 0.9, "k1+")
+    assert (config.models.max_prompt_length, config.models.max_response_length) == (1024, 100)
+
+
+def test_unknown_preset_names_the_known_ones(tmp_path: Path) -> None:
+    told = refusal(written(tmp_path, preset="turbo"))
+    assert all(name in told for name in preset_names())
+
+
+def test_unknown_key_is_named_with_the_likely_one(tmp_path: Path) -> None:
+    told = refusal(written(tmp_path, ppo={"cliprange": 0.2, "clip_ration": 0.2}))
+    assert "ppo.clip_ration" in told
+    assert "did you mean `clip_ratio`?" in told
+    assert "ppo.cliprange" in told, "every problem is told at once"
+
+
+def test_misspelt_section_lists_the_sections(tmp_path: Path) -> None:
+    told = refusal(written(tmp_path, guard={}))
+    assert "did you mean `guards`?" in told
+
+
+def test_missing_section_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "night.yaml"
+    path.write_text(yaml.safe_dump({k: v for k, v in MINIMAL.items() if k != "models"}))
+    assert "models: this key is required" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("ppo.ppo_mini_batch_size=1000", "exceeds ppo.train_batch_size"),
+        ("ppo.critic_warmup_rounds=4", "leaves no round for the policy"),
+        ("ppo.ppo_max_token_len=100", "less than one longest row"),
+        ("reward.kind=function", "reward.function is empty"),
+        ("runtime.nnodes=2", "rdzv_endpoint"),
+        ("ppo.actor_lr=-1", "ppo.actor_lr"),
+        ("ppo.actor_lr=.nan", "ppo.actor_lr"),
+        ("gates.rules=[]", "no gate rules"),
+        ("name=two words", "name"),
+    ],
+)
+def test_nonsense_is_refused_with_its_reason(tmp_path: Path, override: str, words: str) -> None:
+    assert words in refusal(written(tmp_path), override)
+
+
+def test_missing_file_and_broken_yaml(tmp_path: Path) -> None:
+    assert "no such config file" in refusal(tmp_path / "nothing.yaml")
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("data: [unclosed")
+    assert "not readable as YAML" in refusal(broken)
+    broken.write_text("- a list")
+    assert "must be a mapping" in refusal(broken)
+
+
+def test_hash_follows_content_and_not_the_home(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    plain = load_config(path).config_hash
+    assert load_config(path, ["runtime.home=/elsewhere"]).config_hash == plain
+    assert load_config(path, ["seed=1"]).config_hash != plain
+
+
+def test_config_is_frozen(tmp_path: Path) -> None:
+    config = load_config(written(tmp_path))
+    with pytest.raises(ValueError, match="frozen"):
+        config.seed = 3
