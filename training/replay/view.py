@@ -40,7 +40,8 @@ class TrajectoryBatch:
 
     `behavior_log_probs` [R] of each: those recorded, else the estimate of the view's model, else None; `estimated`
     [B] tells which rows have none recorded. `ref_log_probs` [R] of each, None where not annotated. `scores` [B]: see
-    `StoreView.scores`. `temperature`, `top_p` [B] are NaN and `top_k` [B] is -1 where nothing was recorded.
+    `StoreView.scores`; `reward_source` [B] says whose they are: the view's model by digest, or as stored.
+    `temperature`, `top_p` [B] are NaN and `top_k` [B] is -1 where nothing was recorded.
     """
 
     trajectory_ids: list[str]
@@ -51,6 +52,7 @@ class TrajectoryBatch:
     ref_log_probs: list[Float32s | None]
     estimated: NDArray[np.bool_]
     scores: Float32s
+    reward_source: list[str | None]
     eos: NDArray[np.bool_]
     created_night: NDArray[np.int64]
     policy_version: list[str]
@@ -137,6 +139,7 @@ class StoreView:
             ref_log_probs=self._annotation("ref_log_probs").lists(at, "values"),
             estimated=np.array([values is None for values in recorded], dtype=bool),
             scores=self.scores[chosen],
+            reward_source=self._reward_source(at),
             eos=rows.gather(at, "eos", np.bool_),
             created_night=rows.gather(at, "created_night", np.int64),
             policy_version=_texts(rows.strings(at, "policy_version")),
@@ -177,6 +180,11 @@ class StoreView:
     def write_manifest(self, path: Path) -> None:
         """Write `manifest()` durably."""
         write_json(path, self.manifest())
+
+    def _reward_source(self, at: NDArray[np.int64]) -> list[str | None]:
+        if self.annotations.score is not None:
+            return [self.annotations.score] * len(at)
+        return self._rows.strings(at, "reward_source")
 
     @property
     def _rows(self) -> Places:

@@ -38,6 +38,7 @@ def assert_same(batch, row, expected):
     assert batch.created_night[row] == expected.created_night
     assert batch.policy_version[row] == expected.policy_version
     assert batch.source[row] == expected.source
+    assert batch.reward_source[row] == expected.reward_source
 
 
 def test_what_goes_in_comes_out_on_a_later_night(path, make):
@@ -114,6 +115,7 @@ def test_a_second_annotate_pass_is_a_cache_hit(path, make):
     assert batch.ref_log_probs[3] is None
     np.testing.assert_array_equal(batch.scores[:2], [2.5, -1.5])
     assert np.isnan(batch.scores[2:]).all()
+    assert batch.reward_source == ["rm"] * 4
     np.testing.assert_array_equal(batch.behavior_log_probs[2], np.full(len(rows[2].response_ids), -0.25))
     np.testing.assert_array_equal(batch.behavior_log_probs[1], rows[1].behavior_log_probs)
     assert batch.estimated.tolist() == [False, False, True, False]
