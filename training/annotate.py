@@ -48,7 +48,7 @@ def run(context: StageContext) -> StageOutcome:
     with open_store(context, backbone, writable=True) as store:
         night = store.begin_night(context.spec.night)
         own = store.append([_trajectory(answer, night) for answer in answers])
-        store.evict(replay.capacity, replay.max_age_nights, night)
+        store.evict(capacity=replay.capacity, max_age_nights=replay.max_age_nights, current_night=night)
         prompts = {answer.prompt.prompt_id: answer.prompt for answer in answers}
         mine = set(own)
         kept = [name for name in store.ids if name in mine] + _fresh_of_known_prompts(store, prompts)

@@ -14,9 +14,18 @@ def prepare_torch(directory: Path) -> None:
     if threads > 0:
         torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True, warn_only=True)
+    _quiet_transformers()
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         torch.backends.cudnn.benchmark = False
+
+
+def _quiet_transformers() -> None:
+    """No bars and load reports in a stage's log: missing weights are checked, strictly, where models are loaded."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
 
 
 def pick_device() -> torch.device:

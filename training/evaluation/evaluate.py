@@ -24,12 +24,10 @@ from training.evaluation.report import (
     ModelDigest,
     RatioValues,
     SampleAnswer,
-    exact_metric,
     length_buckets,
     slice_members,
     write_report,
 )
-from training.evaluation.text_metrics import length_ratio
 from training.examples import Pair, Prompt, encode_imitation, encode_pairs, encode_prompts, read_split
 from training.scoring import FunctionScorer, ModelScorer, Question, Scorer
 
@@ -155,7 +153,7 @@ def _metrics(
         builder.mean("distinct_2", *_columns(answers, lambda a: a.distinct_2)),
         builder.mean("repetition_share", *_columns(answers, lambda a: a.repetition_share)),
         builder.gap("train_validation_gap", train_rewards, challenger.rewards["reward"]),
-        _length_ratio(answers),
+        _length_ratio(builder, answers),
     ]
     if len(challenger.nll_sums):
         plain = MetricBuilder(seed=builder.seed, confidence=builder.confidence, resamples=builder.resamples)
@@ -171,10 +169,10 @@ def _columns(answers: Mapping[str, PolicyAnswers], read: Any) -> list[Any]:
     return [read(answers[role]) if role in answers else None for role in ("challenger", "champion", "reference")]
 
 
-def _length_ratio(answers: Mapping[str, PolicyAnswers]) -> MetricReport:
+def _length_ratio(builder: MetricBuilder, answers: Mapping[str, PolicyAnswers]) -> MetricReport:
+    """Mean answer length as a multiple of the champion's (the reference's on the first night)."""
     baseline = answers.get("champion", answers["reference"])
-    ours = [int(n) for n in answers["challenger"].lengths]
-    return exact_metric("length_ratio", length_ratio(ours, [int(n) for n in baseline.lengths]), n=len(ours))
+    return builder.ratio("length_ratio", RatioValues(answers["challenger"].lengths, baseline.lengths))
 
 
 def _report(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from training.checkpoint import Checkpoint, group, prefixed
@@ -63,6 +64,7 @@ class PPOState:
         found |= prefixed("actor_optimizer", self.actor.tensors())
         found |= prefixed("critic_optimizer", self.critic_engine.tensors())
         found |= prefixed("fresh", pack(self.pool.fresh))
+        found |= prefixed("sampler", {key: torch.from_numpy(a.copy()) for key, a in self._sampler_arrays().items()})
         found |= prefixed("best", self.best.tensors) | prefixed("ema", self.ema)
         if self.batch is not None:
             found |= prefixed("batch", self.batch.tensors())
@@ -74,11 +76,14 @@ class PPOState:
             "cursor": asdict(self.cursor),
             "actor": self.actor.state(),
             "critic": self.critic_engine.state(),
-            "sampler": self.sampler.state_dict(),
+            "sampler": {k: v for k, v in self.sampler.state_dict().items() if not isinstance(v, np.ndarray)},
             "kl": self.kl.state_dict(),
             "best": {"score": self.best.score, "round": self.best.round, "probe": self.best.probe},
             "round_open": self.batch is not None,
         }
+
+    def _sampler_arrays(self) -> dict[str, np.ndarray]:
+        return {key: value for key, value in self.sampler.state_dict().items() if isinstance(value, np.ndarray)}
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Put everything back, in place."""
@@ -87,7 +92,8 @@ class PPOState:
         self.critic.load_tensors(group("critic", tensors))
         self.actor.load(group("actor_optimizer", tensors), state["actor"])
         self.critic_engine.load(group("critic_optimizer", tensors), state["critic"])
-        self.sampler.load_state_dict(state["sampler"])
+        arrays = {key: tensor.numpy().copy() for key, tensor in group("sampler", tensors).items()}
+        self.sampler.load_state_dict(state["sampler"] | arrays)
         self.kl.load_state_dict(state["kl"])
         self.pool.fresh = unpack(group("fresh", tensors))
         self.cursor = Cursor(**state["cursor"])
