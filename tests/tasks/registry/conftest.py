@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +21,7 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 from configs.schema.registry import RegistryConfig
 from tasks.candidate import RegisterRun, ServingSettings, register_candidate
-from tasks.mlflow_client import ARTIFACTS, connect
+from tasks.mlflow_client import ARTIFACTS, connect, mlflow_environment
 from tasks.model_manifest import ModelFiles
 from tasks.registry import Version
 from tasks.serving import ServingWorker
@@ -117,11 +122,15 @@ def home(tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.fixture
-def site(home: Path, shared_worker: ServingWorker) -> SharedWorkerSite:
+def make_site(shared_worker: ServingWorker) -> Callable[[Path, RegistryConfig], Site]:
+    """A site with the session's serving child: (home, config)."""
+    return lambda home, config: SharedWorkerSite(**Site.open(home, config).__dict__, shared=shared_worker)
+
+
+@pytest.fixture
+def site(home: Path, make_site: Callable[[Path, RegistryConfig], Site]) -> Site:
     """The site of that home."""
-    config = RegistryConfig(lock_wait_seconds=0.5, verify_max_new_tokens=4)
-    opened = Site.open(home, config)
-    return SharedWorkerSite(**opened.__dict__, shared=shared_worker)
+    return make_site(home, RegistryConfig(lock_wait_seconds=0.5, verify_max_new_tokens=4))
 
 
 @pytest.fixture
@@ -159,3 +168,31 @@ def chat_template() -> str:
 def lineage() -> Lineage:
     """A version's lineage."""
     return LINEAGE
+
+
+@pytest.fixture
+def start_server() -> Iterator[Callable[[Path, int, str], subprocess.Popen[bytes]]]:
+    """Start a real MLflow server with its artifact proxy: (folder, port, allowed hosts). All are ended at the end."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(folder: Path, port: int, allowed_hosts: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
+        command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{folder}/server.db"]
+        command += ["--artifacts-destination", str(folder / "store"), "--allowed-hosts", allowed_hosts]
+        environment = os.environ | mlflow_environment()
+        with (folder / "server.txt").open("ab") as log:
+            server = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=folder, process_group=0)
+        started.append(server)
+        for _ in range(900):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1)
+                return server
+            except OSError:
+                time.sleep(0.1)
+        raise AssertionError((folder / "server.txt").read_text())
+
+    yield start
+    for server in started:
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
-import subprocess
-import sys
-import time
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
+from subprocess import Popen
 
 import pytest
 
-from tasks.mlflow_client import mlflow_environment, tracking_uri_of, without_credentials
+from tasks.mlflow_client import tracking_uri_of, without_credentials
 from tasks.reachability import require_tracking
 from tasks.registry_errors import TrackingUnavailable
+
+ServerProcess = Popen[bytes]
 
 
 def free_port() -> int:
@@ -61,33 +58,10 @@ def test_where_mlflow_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert tracking_uri_of(tmp_path, "http://b:2") == "http://b:2"
 
 
-@pytest.fixture(scope="module")
-def strict_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """A real server that allows another host name than the one it is asked under."""
-    port, folder = free_port(), tmp_path_factory.mktemp("server")
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    command += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--allowed-hosts", f"localhost:{port}"]
-    command += ["--artifacts-destination", str(folder / "artifacts")]
-    with (folder / "log.txt").open("wb") as log:
-        server = subprocess.Popen(
-            command, stdout=log, stderr=log, env={**os.environ, **mlflow_environment()}, process_group=0
-        )
-    try:
-        for _ in range(600):
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1)
-                break
-            except OSError:
-                time.sleep(0.2)
-        yield port
-    finally:
-
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
-
-
 @pytest.mark.slow
-def test_a_host_that_is_not_allowed_is_said_in_words(strict_server: int) -> None:
-    with pytest.raises(TrackingUnavailable, match=rf"403(.|\n)*--allowed-hosts 127\.0\.0\.1:{strict_server}"):
-        require_tracking(f"http://127.0.0.1:{strict_server}", 60)
-    require_tracking(f"http://localhost:{strict_server}", 60)
+def test_a_host_not_allowed_is_said_in_words(start_server: Callable[..., ServerProcess], tmp_path: Path) -> None:
+    port = free_port()
+    start_server(tmp_path, port, f"localhost:{port}")
+    with pytest.raises(TrackingUnavailable, match=rf"403(.|\n)*--allowed-hosts 127\.0\.0\.1:{port}"):
+        require_tracking(f"http://127.0.0.1:{port}", 60)
+    require_tracking(f"http://localhost:{port}", 60)
