@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -24,7 +24,7 @@ from training.data.snapshot import read_split
 from training.data.splits import Split
 
 if TYPE_CHECKING:
-    from great_expectations.data_context import EphemeralDataContext
+    from great_expectations.data_context.data_context.ephemeral_data_context import EphemeralDataContext
 
 BATCH_ROWS = 250_000
 """Rows a GX batch: larger splits are judged batch by batch and added up."""
@@ -69,11 +69,17 @@ class SuiteReport:
         return bool(self.results) and not self.having(Outcome.ERROR) and not self.having(Outcome.FAIL, critical=True)
 
 
-def run_expectations(snapshot: Path, config: DataConfig, data_docs: Path, batch_rows: int = BATCH_ROWS) -> SuiteReport:
-    """Judge train, validation and evaluation of a snapshot and write Data Docs below `data_docs` (replaced)."""
+def run_expectations(
+    snapshot: Path,
+    config: DataConfig,
+    data_docs: Path,
+    batch_rows: int = BATCH_ROWS,
+    splits: Iterable[Split] = tuple(Split),
+) -> SuiteReport:
+    """Judge the splits of a snapshot and write Data Docs below `data_docs` (replaced)."""
     context = _context(data_docs)
     results = []
-    for split in Split:
+    for split in splits:
         table = read_split(snapshot, split)
         if split is Split.VALIDATION and config.validation_fraction == 0 and table.num_rows == 0:
             continue
@@ -107,8 +113,8 @@ def _context(data_docs: Path) -> EphemeralDataContext:
     shutil.rmtree(data_docs, ignore_errors=True)
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = ProgressBarsConfig(globally=False)
-    for site in list(context.get_site_names()):
-        context.delete_data_docs_site(site)
+    for name in list(context.get_site_names()):
+        context.delete_data_docs_site(name)
     site: Any = {
         "class_name": "SiteBuilder",
         "show_how_to_buttons": False,

@@ -105,8 +105,9 @@ def validate(
 ) -> Validated:
     """Ingest the configured data, write the snapshot below `home`/snapshots, and judge it with the GX suites.
 
-    Quickstart data is delivered first, up to night `night_index` (from 1), where it is not there yet. Raises DataError (the data is bad), StageError (an
-    expectation could not be judged, or the disk is full). Reports and quarantine.parquet lie in `out_dir` either way.
+    Quickstart data is delivered first, up to night `night_index` (from 1), where it is not there yet. Raises DataError
+    (the data is bad) or StageError (an expectation could not be judged, the disk is full); reports and
+    quarantine.parquet lie in `out_dir` either way.
     """
     try:
         source_uri = _delivered(config, source, home, night_index, seed)

@@ -73,11 +73,11 @@ def jaccard(first: Shingles, second: Shingles) -> float:
     return shared / (len(first) + len(second) - shared)
 
 
-def likeness(first: Fields, second: Fields) -> float:
-    """The smallest Jaccard likeness of any field: a long shared prompt does not make two answers alike."""
+def alike(first: Fields, second: Fields, threshold: float) -> bool:
+    """Whether every field has at least that Jaccard likeness: a long shared prompt does not make two answers alike."""
     if len(first) != len(second):
-        return 0.0
-    return min(jaccard(a, b) for a, b in zip(first, second, strict=True))
+        return False
+    return all(jaccard(a, b) >= threshold for a, b in zip(first, second, strict=True))
 
 
 def band_keys(fields: Fields) -> BandKeys:
@@ -115,7 +115,7 @@ class LikenessIndex:
             for number in bucket.get(key, ())[:MAX_COMPARED]:
                 if number not in compared:
                     compared.add(number)
-                    if likeness(fields, self._held[number]) >= self._threshold:
+                    if alike(fields, self._held[number], self._threshold):
                         return True
         return False
 

@@ -33,7 +33,7 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Source:
-    """An opened source: the file system and its data files in a fixed order (that of their names)."""
+    """An opened source: the file system and its data files in the order of their partitions."""
 
     uri: str
     name: str
@@ -137,7 +137,7 @@ def _files_below(filesystem: pafs.FileSystem, root: str) -> tuple[SourceFile, ..
         hidden = any(part.startswith((".", "_")) for part in name.split("/"))
         if info.type == pafs.FileType.File and not hidden and name.lower().endswith(PARQUET + JSON_LINES):
             found.append(SourceFile(info.path, name, _partition(name), info.size))
-    return tuple(sorted(found, key=lambda file: file.name))
+    return tuple(sorted(found, key=lambda file: (file.partition, file.name)))
 
 
 def _partition(name: str) -> str:
