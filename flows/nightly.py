@@ -14,6 +14,7 @@ from configs.errors import NightjarError
 from configs.schema import NightConfig, load_config
 from flows.night_tasks import gate_task, promote_task, reconcile_task, register_task, report_task, stage_task
 from flows.request import NightRequest
+from tasks.catch_up import catch_up
 from tasks.home import home_of
 from tasks.judging import read_report
 from tasks.night import NothingToDo, Opened, is_stale, only_night, open_night, same_snapshot_before
@@ -76,6 +77,8 @@ def _run(request: NightRequest, config: NightConfig, home: Path) -> State[Any]:
     )
     # 2. What dead processes left open is closed.
     finish_late(site)
+    for sentence in catch_up(NightBook(home)):
+        listener().note(sentence)
     reconciled = reconcile_task(site)
     for sentence in (*reconciled.settled, *reconciled.problems):
         listener().note(sentence)
@@ -100,10 +103,10 @@ def _run_opened(request: NightRequest, config: NightConfig, book: NightBook, sit
         except NightjarError as error:
             night.note(status="failed", ended=time.time(), reason=error.message)
             _report(night, None, None)
-            night.tracker.finish("FAILED")
+            night.finish("FAILED")
             raise
         except BaseException:
-            night.tracker.finish("KILLED")  # the state on disk stays `running`: repeating the command goes on
+            night.finish("KILLED")  # the state on disk stays `running`: repeating the command goes on
             raise
 
 
@@ -129,7 +132,7 @@ def _work(request: NightRequest, night: NightWork) -> State[Any]:
     # 7. The page that a person reads.
     night.note(status="finished", ended=time.time(), reason=reason)
     _report(night, report, decision)
-    night.tracker.finish("FINISHED")
+    night.finish("FINISHED")
     return _final_state(night, decision)
 
 
@@ -172,7 +175,7 @@ def _final_state(night: NightWork, decision: GateDecision) -> State[Any]:
 
 def _skipped_night(night: NightWork, reason: str) -> State[Any]:
     night.note(status="skipped", ended=time.time(), reason=reason)
-    night.tracker.finish("FINISHED")
+    night.finish("FINISHED")
     return _skipped(reason)
 
 

@@ -61,7 +61,11 @@ def base_identity(config: NightConfig, base: FileRef | None) -> str:
 
 
 def starting_materials(
-    config: NightConfig, home: Path, start: FrozenChampion | None, champion: FrozenChampion | None
+    config: NightConfig,
+    home: Path,
+    start: FrozenChampion | None,
+    champion: FrozenChampion | None,
+    frozen_evaluation: FileRef | None = None,
 ) -> Materials:
     """What the night has before its first stage: base folders, the champion's files, and what it is warm-started from.
 
@@ -74,6 +78,7 @@ def starting_materials(
     reference = _taken_over(config, home, base, start)
     adapter = _warm_adapter(config, start) if reference is not None else None
     return Materials(
+        frozen_evaluation=frozen_evaluation,
         base=base,
         reference=reference,
         teacher_base=file_ref(Path(models.teacher)) if models.teacher and is_model else None,

@@ -52,12 +52,12 @@ class NightTracker:
         self.attempt(f"results of {stage}", lambda: self._finish(stage, done.directory, "FINISHED", metrics))
 
     def attempt(self, what: str, act: Callable[[], object]) -> None:
-        """Do it; when MLflow is away or refuses, remember that it is owed."""
+        """Do it; when MLflow is away or refuses, remember that it is owed. No display is worth a night."""
         try:
             act()
-        except (TrackingUnavailable, RegistryError) as error:
+        except Exception as error:
             self.late.append(what)
-            log.warning("%s could not be shown in MLflow now (%s); it is kept on disk", what, error.message)
+            log.warning("%s could not be shown in MLflow now (%s: %s)", what, type(error).__name__, error)
 
     def finish(self, status: str) -> None:
         """End the parent run: FINISHED, FAILED or KILLED."""

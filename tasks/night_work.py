@@ -7,6 +7,7 @@ from typing import Any
 
 from configs.schema import NightConfig
 from tasks.champion import base_identity, ensure_fetched, freeze_champion, keep_lineage, starting_materials
+from tasks.evaluation_prompts import frozen_evaluation
 from tasks.launch import StageRun
 from tasks.launch_plan import LaunchPlan
 from tasks.model_store import keep_model
@@ -15,7 +16,7 @@ from tasks.night_state import NightBook, NightState, StageNote
 from tasks.night_tracking import NightTracker
 from tasks.site import Site
 from tasks.stages import Materials, NightFacts, builds_own_base, spec_of, stages_of
-from training.contract import StageResult, StageSpec
+from training.contract import StageResult, StageSpec, read_result
 from training.models.folder import has_chat_template
 
 
@@ -58,7 +59,13 @@ class NightWork:
             self.note(champion=champion, started_from=start, champion_frozen=True)
         for frozen in (self.state.champion, self.state.started_from):
             ensure_fetched(self.site, frozen)
-        self.materials = starting_materials(self.config, self.home, self.state.started_from, self.state.champion)
+        self.materials = starting_materials(
+            self.config,
+            self.home,
+            self.state.started_from,
+            self.state.champion,
+            frozen_evaluation(self.book, self.state, self.config),
+        )
 
     def thaw(self) -> None:
         """Somebody moved the alias: the next run of this night judges against the new champion."""
@@ -105,9 +112,21 @@ class NightWork:
         self.state = self.book.note_stage(self.state, stage, _longest(note, self.state.stages.get(stage)))
         self.tracker.stage_done(stage, done)
 
+    def reload(self) -> None:
+        """Take the results of every stage that is noted as done from disk: for a night that is over."""
+        for stage, note in self.state.stages.items():
+            if note.how != "failed":
+                self.results[stage] = read_result(Path(note.directory))
+                self.materials = self.materials.after(stage, self.results[stage])
+
     def keep(self) -> None:
         """Keep what later nights need of this one."""
         keep_lineage(self.home, self.materials)
+
+    def finish(self, status: str) -> None:
+        """End the runs in MLflow, and note what MLflow could not be told."""
+        self.tracker.finish(status)
+        self.note(owed=tuple(dict.fromkeys(self.tracker.late)))
 
     def base_identity(self) -> str:
         """What stands for the base in the lineage."""

@@ -6,15 +6,14 @@ from pathlib import Path
 
 from tasks.judging import FOLDER, MARKDOWN
 from tasks.night_work import NightWork
-from tasks.run_tags import NOTE
+from tasks.review import ReviewFiles, answers_table, night_figures
 from tasks.summary import NightSummary
 from tasks.tracking import DatasetRef
-from training.contract import FileRef
+from training.contract import METRICS, FileRef
 from training.data.snapshot import open_snapshot
 from training.evaluation.report import EvaluationReport
 
 SUMMARY = "summary.md"
-_NOTE_CHARACTERS = 60_000
 
 
 def publish_validation(night: NightWork) -> None:
@@ -29,30 +28,48 @@ def publish_validation(night: NightWork) -> None:
 
 
 def publish_judgement(night: NightWork, report: EvaluationReport) -> None:
-    """The report, the decision, and the numbers that the compare page shows."""
-    numbers: dict[str, float | None] = {}
-    for metric in report.metrics:
-        numbers[metric.name] = metric.overall.challenger.value
-        if metric.overall.reference is not None:
-            numbers[f"{metric.name}.reference"] = metric.overall.reference.value
-        if metric.overall.champion is not None:
-            numbers[f"{metric.name}.champion"] = metric.overall.champion.value
-    night.tracker.attempt("the night's figures", lambda: night.tracker.run.log_metrics(numbers))
+    """The report and the decision, the numbers that the compare page shows, pictures, and answers old beside new."""
+    run = night.tracker.run
+    night.tracker.attempt("the night's figures", lambda: run.log_metrics(_numbers(report)))
     _artifact(night, night.folder / FOLDER, "gate", None)
     if night.materials.report is not None:
         _artifact(night, Path(night.materials.report.path), "evaluation", None)
+    if report.samples:
+        night.tracker.attempt("the answers", lambda: run.log_answers(answers_table(report.samples)))
+    night.tracker.attempt("the pictures", lambda: run.log_figures(night_figures(_review_files(night))))
+
+
+def _numbers(report: EvaluationReport) -> dict[str, float | None]:
+    numbers: dict[str, float | None] = {}
+    for metric in report.metrics:
+        numbers[metric.name] = metric.overall.challenger.value
+        for name, estimate in (("reference", metric.overall.reference), ("champion", metric.overall.champion)):
+            if estimate is not None:
+                numbers[f"{metric.name}.{name}"] = estimate.value
+    return numbers
+
+
+def _review_files(night: NightWork) -> ReviewFiles:
+    ppo, teacher = night.state.stages.get("ppo"), night.results.get("reward")
+    limits = [rule.threshold for rule in night.config.guards.rules if rule.metric == "kl_ref" and not rule.relative_to]
+    answers = night.materials.answers
+    return ReviewFiles(
+        ppo_metrics=Path(ppo.directory) / METRICS if ppo is not None else None,
+        calibration=Path(teacher.outputs["calibration"].path) if teacher and "calibration" in teacher.outputs else None,
+        answers=Path(answers.path) if answers is not None else None,
+        kl_limit=max((limit for limit in limits if limit is not None), default=None),
+    )
 
 
 def publish_summary(night: NightWork, summary: NightSummary) -> None:
     """The page, as the run's note and as a file. The gate's note, where there is one, comes first."""
     markdown = summary.markdown()
-    file = night.folder / SUMMARY
-    file.write_text(markdown, encoding="utf-8")
+    (night.folder / SUMMARY).write_text(markdown, encoding="utf-8")
     decision = night.folder / FOLDER / MARKDOWN
     note = (decision.read_text(encoding="utf-8") + "\n" if decision.is_file() else "") + markdown
-    tags = {NOTE: note[:_NOTE_CHARACTERS], "nightjar.verdict": night.state.verdict or night.state.status}
-    night.tracker.attempt("the note", lambda: night.tracker.run.tag(tags))
-    _artifact(night, file, "summary", None)
+    night.tracker.attempt("the note", lambda: night.tracker.run.note(note, f"summary/{SUMMARY}"))
+    tags = {"nightjar.verdict": night.state.verdict or night.state.status}
+    night.tracker.attempt("the verdict", lambda: night.tracker.run.tag(tags))
 
 
 def _artifact(night: NightWork, path: Path, folder: str, stage: str | None) -> None:

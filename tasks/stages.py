@@ -50,6 +50,7 @@ class Materials:
     """The files of a night, as far as they exist yet. `reward_model` is the one the policy is trained against: the
     student, or the teacher where there is no student. The champion's files are those frozen at the night's start."""
 
+    frozen_evaluation: FileRef | None = None
     snapshot: FileRef | None = None
     base: FileRef | None = None
     reference: FileRef | None = None
@@ -90,7 +91,12 @@ _REFERENCE = Role.named("reference")
 _REWARD_MODEL = Role("reward_model", "reward_model", optional=True)
 
 SHAPES: Mapping[str, Shape] = {
-    "validate": Shape(("data",), params=("night_index", "fingerprint", "source"), makes=(("snapshot", "snapshot"),)),
+    "validate": Shape(
+        ("data",),
+        (Role("frozen_evaluation", "frozen_evaluation", optional=True),),
+        params=("night_index", "fingerprint", "source"),
+        makes=(("snapshot", "snapshot"),),
+    ),
     "base": Shape(("data", "models"), (_SNAPSHOT,), makes=(("model", "base"),)),
     "sft": Shape(("models", "sft"), (_SNAPSHOT, Role.named("base")), makes=(("model", "reference"),)),
     "reward": Shape(

@@ -14,16 +14,10 @@ import yaml
 FAKES = Path(__file__).resolve().parent / "fakes"
 sys.path.insert(0, str(FAKES))
 
+import light_registry as light_registry_module  # noqa: E402
 from tiny_model import write_tiny_model  # noqa: E402
 
-from tasks import champion, champion_change, launch_plan  # noqa: E402
-from tasks.candidate import FetchedVersion  # noqa: E402
-from tasks.model_manifest import ModelFiles  # noqa: E402
 from tasks.progress import Silent, listening  # noqa: E402
-from tasks.promotion import Promotion  # noqa: E402
-from tasks.registry import CHALLENGER, CHAMPION  # noqa: E402
-from tasks.stages import SHAPES  # noqa: E402
-from training.contract import file_ref  # noqa: E402
 
 CONFIG = {
     "name": "fake",
@@ -112,9 +106,7 @@ def patched() -> Iterator[pytest.MonkeyPatch]:
 
 @pytest.fixture(scope="module")
 def fake_stages(patched: pytest.MonkeyPatch, tiny_model: Path) -> None:
-    for stage in SHAPES:
-        patched.setitem(launch_plan.MODULES, stage, "nightjar_fakes")
-    patched.setattr("tasks.stages.code_version", lambda package="training": "fake")
+    light_registry_module.small_stages(patched)
     patched.setenv("PYTHONPATH", str(FAKES))
     patched.setenv("NIGHTJAR_FAKE_MODEL", str(tiny_model))
     patched.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -144,30 +136,4 @@ def nights(new_home: Callable[[], Nights]) -> Nights:
 
 @pytest.fixture(scope="module")
 def light_registry(patched: pytest.MonkeyPatch) -> None:
-    """A real MLflow registry, but versions are registered and promoted without starting serving children."""
-
-    def register(site, files, night, lineage, run, settings):
-        site.registry.ensure()
-        found = site.registry.versions({"nightjar.night": night})
-        if found:
-            return found[-1]
-        tags = dict(lineage.tags()) | {"nightjar.night": night}
-        version = site.registry.client.create_model_version(site.model, str(files.model), tags=tags).version
-        site.registry.put_alias(CHALLENGER, str(version))
-        return site.registry.version(str(version))
-
-    def promote(site, candidate, *, judged_against, night=None, force=None):
-        assert site.registry.alias(CHAMPION) == judged_against
-        site.registry.put_alias(CHAMPION, candidate)
-        return Promotion(candidate, judged_against, True, 0.0)
-
-    def fetch(site, number, destination: Path):
-        source = Path(site.registry.version(number).source)
-        shutil.copytree(source, destination / "model", dirs_exist_ok=True)
-        shutil.copytree(source.parent / "adapter", destination / "adapter", dirs_exist_ok=True)
-        files = ModelFiles(destination / "model", destination / "adapter")
-        return FetchedVersion(number, file_ref(files.model).sha256, files)
-
-    patched.setattr(champion_change, "register_candidate", register)
-    patched.setattr(champion_change, "promote", promote)
-    patched.setattr(champion, "fetch_version", fetch)
+    light_registry_module.light_registry(patched)

@@ -7,6 +7,7 @@ is told by `params["behaviour"]` of its spec (tests of the launcher) or by the e
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -100,8 +101,8 @@ def model(context: StageContext) -> dict[str, Path]:
 def reward_model(context: StageContext) -> dict[str, Path]:
     folder = context.output("reward_model")
     folder.mkdir(exist_ok=True)
-    write_json(folder / "reward.json", {"of": context.spec.stage, "key": context.spec.key})
-    (folder / "adapter_model.safetensors").write_bytes(context.spec.key.encode())
+    write_json(folder / "reward.json", {"of": context.spec.stage, "made_from": made_from(context)})
+    (folder / "adapter_model.safetensors").write_bytes(made_from(context).encode())
     return {"reward_model": folder}
 
 
@@ -114,7 +115,7 @@ def ppo(context: StageContext) -> dict[str, Path]:
     adapter = context.output("adapter")
     adapter.mkdir(exist_ok=True)
     rank = context.spec.config["ppo"]["lora_rank"]
-    write_json(adapter / "adapter_config.json", {"r": rank, "key": context.spec.key})
+    write_json(adapter / "adapter_config.json", {"r": rank, "made_from": made_from(context)})
     write_json(context.output("inputs.json"), {"roles": sorted(context.spec.inputs)})
     return {"policy": _model_folder(context, "policy"), "adapter": adapter}
 
@@ -145,10 +146,17 @@ def evaluate(context: StageContext) -> dict[str, Path]:
     return {"report": context.output("report.json")}
 
 
+def made_from(context: StageContext) -> str:
+    """What tells outputs apart: inputs and night, and nothing of the place where the home lies."""
+    digests = sorted(ref.sha256 for ref in context.spec.inputs.values())
+    content = [context.spec.stage, context.spec.seed, digests, context.spec.params.get("night_index")]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
 def _model_folder(context: StageContext, name: str) -> Path:
     folder = context.output(name)
     shutil.copytree(os.environ[MODEL], folder, dirs_exist_ok=True)
-    settings = read_json(folder / "config.json") | {"nightjar_key": context.spec.key}
+    settings = read_json(folder / "config.json") | {"nightjar_made_from": made_from(context)}
     write_json(folder / "config.json", settings)
     return folder
 
