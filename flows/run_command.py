@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.markup import escape
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, NightjarError
 from configs.schema import load_config
 from flows.console import lines_for
 from flows.embedded import prepare_prefect
@@ -61,8 +61,20 @@ def _run(home: Path, start: Callable[[], State[Any]], plain: bool) -> int:
     console = Console()
     with lines_for(console, plain) as lines, listening(lines), _ended_by_sigterm():
         lines.note("starting")
-        state = start()
+        state = _started(start)
     return _tell(console, state)
+
+
+def _started(start: Callable[[], State[Any]]) -> State[Any]:
+    try:
+        return start()
+    except RuntimeError as error:
+        if "ephemeral" not in str(error):
+            raise
+        raise NightjarError(
+            f"Prefect's temporary server did not start: {error}",
+            "nothing has run; repeat the command when the machine is less busy, or set PREFECT_API_URL to a server",
+        ) from error
 
 
 def _tell(console: Console, state: State[Any]) -> int:

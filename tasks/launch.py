@@ -7,7 +7,6 @@ another attempt (anything else).
 from __future__ import annotations
 
 import re
-import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,7 +126,8 @@ def _attempt(
     if result is not None:
         return result
     words = last_words(log, log_start)
-    if words.is_user_error and (child.returncode == USER_ERROR or plan.is_distributed):
+    # torchrun reports its own exit code, so there only the words tell.
+    if child.returncode == USER_ERROR or (plan.is_distributed and words.is_user_error):
         raise StageError(f"stage {spec.stage}: {words.text}")
     raise _ChildDied(f"died ({how_it_ended(child.returncode)}{': ' + words.text if words.text else ''})")
 
@@ -161,9 +161,3 @@ def _continuation(lines: list[str]) -> list[str]:
             break
         rest.append(line)
     return rest
-
-
-def forget_stage(directory: Path) -> None:
-    """Remove a stage directory, checkpoints and all. Used for stages that `--again` repeats."""
-    end_processes(directory)
-    shutil.rmtree(directory, ignore_errors=True)
