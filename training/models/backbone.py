@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from training.models.layout import Layout
 from training.seeding import seeded_init
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,7 @@ class Backbone:
         model.to(device).eval()
         model.requires_grad_(False)
         if gradient_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-            model.enable_input_require_grads()
+            _recompute_layers(model)
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         return cls(model, tokenizer, checked.path, num_layers)
 
@@ -109,6 +110,9 @@ class Backbone:
             bias="none",
             task_type="CAUSAL_LM",
         )
+        self._inject(name, config, seed)
+
+    def _inject(self, name: str, config: LoraConfig, seed: int) -> None:
         with seeded_init(seed, f"adapter/{name}"):
             if self._peft is None:
                 self._peft = get_peft_model(self._base, config, adapter_name=name)
@@ -117,18 +121,21 @@ class Backbone:
         self._peft.to(self.device)
 
     def load_adapter(self, name: str, folder: Path, seed: int = 0) -> None:
-        """Add an adapter and fill it from a PEFT folder, strictly: every weight present, none left over."""
-        config = LoraConfig.from_pretrained(str(folder))
-        modules = config.target_modules
-        settings = LoraSettings(config.r, config.lora_alpha, sorted(modules) if isinstance(modules, set) else modules)
-        self.add_adapter(name, settings, seed)
-        file = folder / ADAPTER_WEIGHTS
-        if not file.is_file():
-            raise ModelFolderError(f"{file}: missing", "an adapter folder holds adapter_model.safetensors")
+        """Add an adapter and fill it from a PEFT folder, strictly: every weight there, of its shape, none left over.
+
+        Rank, scale and targets are those of its own config, pattern by pattern; only its dropout is turned off.
+        """
+        for needed in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+            if not (folder / needed).is_file():
+                raise ModelFolderError(f"{folder / needed}: missing", f"an adapter folder holds {needed}")
+        config, file = LoraConfig.from_pretrained(str(folder)), folder / ADAPTER_WEIGHTS
+        config.lora_dropout, config.inference_mode = 0.0, False
+        self._inject(name, config, seed)
         weights = load_file(file)
-        expected = set(get_peft_model_state_dict(self._peft, adapter_name=name))
-        if set(weights) != expected:
-            odd = sorted(set(weights) ^ expected)[:3]
+        found = {key: tensor.shape for key, tensor in weights.items()}
+        expected = {k: t.shape for k, t in get_peft_model_state_dict(self._peft, adapter_name=name).items()}
+        if found != expected:
+            odd = sorted(key for key in {*found, *expected} if found.get(key) != expected.get(key))[:3]
             raise ModelFolderError(f"{file}: does not fit {self.source}: {', '.join(odd)}")
         set_peft_model_state_dict(self._peft, weights, adapter_name=name)
 
@@ -205,5 +212,21 @@ def _check_loading(info: Any, folder: Path, num_layers: int | None) -> None:
     """A weight that is missing would be newly initialised with only a warning: refuse instead."""
     if info["missing_keys"]:
         raise ModelFolderError(f"{folder}: weights missing: {', '.join(sorted(info['missing_keys'])[:3])}")
-    if info["unexpected_keys"] and num_layers is None:
-        raise ModelFolderError(f"{folder}: weights left over: {', '.join(sorted(info['unexpected_keys'])[:3])}")
+    left_over = sorted(name for name in info["unexpected_keys"] if not _of_a_cut_layer(name, num_layers))
+    if left_over:
+        raise ModelFolderError(f"{folder}: weights left over: {', '.join(left_over[:3])}")
+
+
+def _of_a_cut_layer(name: str, num_layers: int | None) -> bool:
+    """Whether a weight's name holds the number of a layer that was not asked for, as in `model.layers.7.mlp`."""
+    return num_layers is not None and any(int(number) >= num_layers for number in re.findall(r"\.(\d+)\.", name))
+
+
+def _recompute_layers(model: Any) -> None:
+    """Gradient checkpointing. The network stays in evaluation mode, but a layer recomputes only while it is `training`:
+    so the layers themselves are, and nothing inside them (dropout) is. Without gradients they run as always."""
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.enable_input_require_grads()
+    for module in model.modules():
+        if module is not model and getattr(module, "gradient_checkpointing", False):
+            module.training = True
