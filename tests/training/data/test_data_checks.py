@@ -47,6 +47,7 @@ def test_good_rows_pass() -> None:
         ((turn("user"), turn("assistant")), Reason.NO_QUESTION),
         ((turn("assistant"), turn("user")), Reason.TURNS_DO_NOT_ALTERNATE),
         ((turn("user"), turn("user")), Reason.TURNS_DO_NOT_ALTERNATE),
+        ((turn("user"), turn("assistant"), turn("assistant"), turn("user")), Reason.TURNS_DO_NOT_ALTERNATE),
         ((turn("user"), turn("system"), turn("user")), Reason.TURNS_DO_NOT_ALTERNATE),
         ((turn("system"), turn("user")), None),
         ((turn("user"), turn("assistant"), turn("tool"), turn("tool")), None),

@@ -108,6 +108,10 @@ def test_evaluation_is_capped_by_the_oldest_prompts_and_stays_when_nights_are_ad
     write(folder, [pair(number) for number in range(200, 300)], "2025-01-02.jsonl")
     second = ingest(settings, tmp_path / "2", seed=0)
     assert len(splits(first)["evaluation"]) == 8
+    # Prompts of the evaluation side beyond the cap are held out too: whatever the cap, they are not trained on.
+    assert {_side({"prompt": prompt}) for prompt in splits(first)["train"]} == {Split.TRAIN}
+    surplus = [prompt for prompt in splits(first)["validation"] if _side({"prompt": prompt}) is Split.EVALUATION]
+    assert surplus
     assert splits(second)["evaluation"] == splits(first)["evaluation"]
     manifests = [read_manifest(Path(done.snapshot.uri)) for done in (first, second)]
     assert manifests[0].evaluation_sha256 == manifests[1].evaluation_sha256
@@ -234,7 +238,9 @@ def test_wrong_columns(tmp_path: Path) -> None:
 
 
 def test_too_few_rows_and_empty_sides(tmp_path: Path) -> None:
-    assert "fewer than data.min_rows 90" in refusal(tmp_path, GOOD, min_rows=90).message
+    train = len([row for row in GOOD if _side(row) is Split.TRAIN])
+    error = refusal(tmp_path, GOOD, min_rows=train + 1)
+    assert f"{train} training rows are left, fewer than data.min_rows {train + 1}" in error.message
     few = [row for row in GOOD if _side(row) is Split.TRAIN][:20]
     assert "raise data.evaluation_fraction" in str(refusal(tmp_path, few).hint)
     held_out = [row for row in GOOD if _side(row) is Split.EVALUATION][:3]

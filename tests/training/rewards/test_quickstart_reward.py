@@ -67,6 +67,12 @@ def test_operations(question: str, answer: int) -> None:
     assert quickstart(prompt, f"{question} is {answer + 1}.", None) == pytest.approx(-0.4)
 
 
+def test_two_different_statements_are_none_whichever_is_right() -> None:
+    prompt = [Message(role="user", content="3 plus 5 is what?")]
+    for statements in ("It is 8. It is 7.", "It is 7. It is 8.", "It is 8. It is 16.", "It is 16. It is 8."):
+        assert quickstart(prompt, statements, None) == pytest.approx(-0.4)
+
+
 def test_the_last_question_counts() -> None:
     talk = [*PROMPT, Message(role="assistant", content="1 plus 1 is 2."), Message(role="user", content="And 2 plus 2?")]
     assert quickstart(talk, "2 plus 2 is 4.", None) == pytest.approx(0.6)
