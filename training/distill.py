@@ -6,7 +6,6 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -187,20 +186,11 @@ def _build_student(context: StageContext, models: ModelsConfig, config: DistillC
     head = ScalarHead(backbone.hidden_size).initialise(context.spec.seed, "student")
     if config.lora_rank and context.has_input("adapter"):
         backbone.load_adapter(ADAPTER, context.input("adapter"), context.spec.seed)
-        head = _load_head(context.input("adapter"), head)
+        head = head.read(context.input("adapter") / HEAD_FILE)
     elif config.lora_rank:
         settings = LoraSettings(config.lora_rank, config.lora_alpha, config.lora_target_modules)
         backbone.add_adapter(ADAPTER, settings, context.spec.seed)
     return Network(backbone, ADAPTER if config.lora_rank else None, head, trains_backbone=not config.lora_rank)
-
-
-def _load_head(folder: Path, head: ScalarHead) -> ScalarHead:
-    from safetensors.torch import load_file
-
-    if not (folder / HEAD_FILE).is_file():
-        raise StageError(f"{folder}: no {HEAD_FILE} beside the adapter", "an adapter without its score head is no reward model")
-    head.load_state_dict(load_file(folder / HEAD_FILE), strict=True)
-    return head
 
 
 def _description(context: StageContext, models: ModelsConfig, config: DistillConfig) -> RewardDescription:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from training.errors import ModelFolderError
@@ -28,6 +29,16 @@ class ScalarHead(nn.Module):
         generator = torch_generator(seed, f"head/{name}")
         with torch.no_grad():
             self.weight.copy_(torch.randn(self.weight.shape, generator=generator) / self.weight.shape[1] ** 0.5)
+        return self
+
+    def read(self, file: Path) -> ScalarHead:
+        """Take the weights of a head file, strictly. Raises ModelFolderError."""
+        if not file.is_file():
+            raise ModelFolderError(f"{file} is missing", "a reward model without its score head is none")
+        try:
+            self.load_state_dict(load_file(file), strict=True)
+        except RuntimeError as error:
+            raise ModelFolderError(f"{file}: does not fit: {error}") from None
         return self
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -107,8 +118,6 @@ class Network:
 
     def save_head(self, file: Path) -> None:
         """Write the head as safetensors."""
-        from safetensors.torch import save_file
-
         assert self.head is not None
         save_file({name: p.detach().cpu().contiguous() for name, p in self.head.named_parameters()}, file)
 

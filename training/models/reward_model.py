@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 
 from training.contract import FileRef, file_ref, read_json, write_json
 from training.errors import ModelFolderError
@@ -55,19 +54,14 @@ class RewardModel:
         cls, folder: Path, *, device: torch.device, dtype: torch.dtype, base: Path | None = None
     ) -> RewardModel:
         """Load strictly. `base` overrides where a lora model's base lies. Raises ModelFolderError."""
-        content = read_json(folder / REWARD_JSON) if (folder / REWARD_JSON).is_file() else None
-        if content is None or not (folder / HEAD_FILE).is_file():
-            missing = REWARD_JSON if content is None else HEAD_FILE
-            raise ModelFolderError(f"{folder}: {missing} is missing", "a reward model without its score head is none")
-        description = RewardDescription(**content)
+        description = _read_description(folder / REWARD_JSON)
         if description.kind == "full":
             backbone, adapter = Backbone.load(folder, device=device, dtype=dtype), None
         else:
             backbone = _load_lora_base(folder, description, base, device, dtype)
             backbone.load_adapter(ADAPTER, folder)
             adapter = ADAPTER
-        head = ScalarHead(backbone.hidden_size, description.heads)
-        head.load_state_dict(load_file(folder / HEAD_FILE), strict=True)
+        head = ScalarHead(backbone.hidden_size, description.heads).read(folder / HEAD_FILE)
         return cls(Network(backbone, adapter, head), description)
 
     def save(self, folder: Path) -> None:
@@ -124,6 +118,15 @@ def combine_heads(scores: torch.Tensor, aggregate: str, penalty: float) -> torch
     if aggregate == "mean_minus_std" and scores.shape[-1] > 1:
         return mean - penalty * scores.std(dim=-1)
     return mean
+
+
+def _read_description(file: Path) -> RewardDescription:
+    if not file.is_file():
+        raise ModelFolderError(f"{file} is missing", "a reward model's folder holds its description and its score head")
+    try:
+        return RewardDescription(**read_json(file))
+    except TypeError as error:
+        raise ModelFolderError(f"{file}: not a reward model's description: {error}") from None
 
 
 def lora_base(ref: FileRef, num_layers: int | None) -> dict[str, Any]:
