@@ -26,7 +26,8 @@ class ReviewFiles:
     """Where the night's files lie; what is null or absent is left out of the review.
 
     `ppo_metrics`: metrics.jsonl of the ppo stage; `calibration`: the teacher's calibration.json; `answers`: the
-    evaluation's parquet; `kl_limit`: the guard's KL, drawn as a line.
+    evaluation's parquet, with columns <model>_tokens, <model>_reward and maybe <model>_gold_reward; `kl_limit`: the
+    guard's KL, drawn as a line.
     """
 
     ppo_metrics: Path | None = None
@@ -80,12 +81,12 @@ def _answers(parquet: Path) -> Mapping[str, Figure | None]:
     import pyarrow.parquet as pq
 
     table = pq.read_table(parquet).to_pydict()
-    texts = {model: [text for text in table.get(model, ()) if text is not None] for model in MODELS}
-    lengths = {model: [float(len(text.split())) for text in found] for model, found in texts.items() if found}
+    columns = {model: table.get(f"{model}_tokens", ()) for model in MODELS}
+    lengths = {model: [float(n) for n in found if n is not None] for model, found in columns.items() if found}
     pairs = {model: _paired(table.get(f"{model}_reward"), table.get(f"{model}_gold_reward")) for model in MODELS}
     scores = {model: pair for model, pair in pairs.items() if pair[0]}
     return {
-        "answer_lengths.png": length_histogram(lengths) if lengths else None,
+        "answer_lengths.png": length_histogram(lengths, unit="tokens") if lengths else None,
         "gold_against_proxy.png": gold_against_proxy(scores) if scores else None,
     }
 

@@ -74,6 +74,11 @@ class ServingWorker:
             self._process.communicate()
         self._folder.cleanup()
 
+    @property
+    def alive(self) -> bool:
+        """Whether the child is there and can be asked."""
+        return self._process is not None and self._process.poll() is None
+
     def answer(self, uri: str, prompts: Sequence[str], max_new_tokens: int) -> Answers:
         """Load `uri` (a models:/ URI or a folder) and answer `prompts` greedily."""
         request = {"uri": uri, "tracking_uri": self.tracking_uri, "prompts": prompts, "max_new_tokens": max_new_tokens}
@@ -98,6 +103,7 @@ class ServingWorker:
         except BrokenPipeError:
             line = b""
         if not line:
+            self._process.kill()  # a late reply must not be taken for the answer to the next question
             ended = f"the serving child ended or took over {self._timeout:g} s"
             raise ServingError(f"{what}: {ended}\n{self._last_words()}")
         reply: dict[str, Any] = json.loads(line)

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -31,6 +31,7 @@ class Site:
     tracking_uri: str
     registry: ModelRegistry
     journal: Journal
+    shared: ServingWorker | None = None
 
     @classmethod
     def open(cls, home: Path, config: RegistryConfig) -> Site:
@@ -49,8 +50,25 @@ class Site:
         with held_lock(model_lock_path(self.home, self.model), purpose, self.config.lock_wait_seconds):
             yield
 
-    def worker(self) -> ServingWorker:
-        """A serving child for this site."""
+    @contextmanager
+    def worker(self) -> Iterator[ServingWorker]:
+        """A serving child: the one that `warm` started, while it lives, or a new one that ends with the block."""
+        if self.shared is not None and self.shared.alive:
+            yield self.shared
+            return
+        with self._new_worker() as fresh:
+            yield fresh
+
+    @contextmanager
+    def warm(self) -> Iterator[Site]:
+        """This site with one serving child for all acts of the block: starting one costs more than most acts do.
+
+        The child dies with the thread that enters the block (the kernel's parent-death signal counts threads).
+        """
+        with self._new_worker() as worker:
+            yield replace(self, shared=worker)
+
+    def _new_worker(self) -> ServingWorker:
         return ServingWorker(self.tracking_uri, self.home / "scratch", self.config.verify_timeout_minutes * 60)
 
     @contextmanager

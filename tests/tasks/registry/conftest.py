@@ -10,8 +10,8 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -98,19 +98,6 @@ def shared_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingW
         yield worker
 
 
-@dataclass(frozen=True)
-class SharedWorkerSite(Site):
-    """A site whose serving child was started before."""
-
-    shared: ServingWorker | None = None
-
-    @contextmanager
-    def worker(self) -> Iterator[ServingWorker]:
-        assert self.shared is not None
-        self.shared.tracking_uri = self.tracking_uri
-        yield self.shared
-
-
 @pytest.fixture
 def home(tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home with an empty MLflow."""
@@ -124,7 +111,14 @@ def home(tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.fixture
 def make_site(shared_worker: ServingWorker) -> Callable[[Path, RegistryConfig], Site]:
     """A site with the session's serving child: (home, config)."""
-    return lambda home, config: SharedWorkerSite(**Site.open(home, config).__dict__, shared=shared_worker)
+
+
+    def make(home: Path, config: RegistryConfig) -> Site:
+        opened = Site.open(home, config)
+        shared_worker.tracking_uri = opened.tracking_uri
+        return replace(opened, shared=shared_worker)
+
+    return make
 
 
 @pytest.fixture

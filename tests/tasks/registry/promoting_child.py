@@ -11,8 +11,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,19 +53,13 @@ class DyingLog(AppendLog):
         return super().append(record)
 
 
-@dataclasses.dataclass(frozen=True)
-class BorrowingSite(Site):
-    """Speaks to a serving child of somebody else."""
+class BorrowedWorker(ServingWorker):
+    """Speaks to a serving child that somebody else started."""
 
-    descriptors: tuple[int, int] = (0, 1)
-
-    @contextmanager
-    def worker(self) -> Iterator[ServingWorker]:
-        borrowed = ServingWorker(self.tracking_uri, self.home, 120.0)
-        pipes = (os.fdopen(self.descriptors[0], "wb", 0), os.fdopen(self.descriptors[1], "rb", 0))
-        borrowed._process = SimpleNamespace(stdin=pipes[0], stdout=pipes[1])  # type: ignore[assignment]
-        borrowed._log = Path(os.devnull)
-        yield borrowed
+    def __init__(self, tracking_uri: str, write_to: int, read_from: int) -> None:
+        super().__init__(tracking_uri, Path(os.devnull), 120.0)
+        pipes = {"stdin": os.fdopen(write_to, "wb", 0), "stdout": os.fdopen(read_from, "rb", 0)}
+        self._process = SimpleNamespace(**pipes, poll=lambda: None)  # type: ignore[assignment]
 
 
 def die() -> None:
@@ -78,8 +71,8 @@ def main(home: str, candidate: str, judged_against: str, moment: str, write_to: 
     registry, journal = DyingRegistry(plain.model, plain.tracking_uri), Journal(plain.home)
     journal.log = DyingLog(journal.log.path)
     registry.moment = journal.log.moment = moment
-    fields = plain.__dict__ | {"registry": registry, "journal": journal}
-    site = BorrowingSite(**fields, descriptors=(int(write_to), int(read_from)))
+    borrowed = BorrowedWorker(plain.tracking_uri, int(write_to), int(read_from))
+    site = dataclasses.replace(plain, registry=registry, journal=journal, shared=borrowed)
     try:
         promote(site, candidate, judged_against=None if judged_against == "none" else judged_against)
     except NightjarError as error:

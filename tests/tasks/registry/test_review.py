@@ -39,9 +39,8 @@ def files(tmp_path: Path) -> ReviewFiles:
     (tmp_path / "calibration.json").write_text(json.dumps({"bins": bins}))
     columns = {
         "prompt": ["p"] * 6,
-        "reference": ["a b c"] * 6,
-        "challenger": ["a b"] * 5 + ["a " * 30],
-        "champion": pa.nulls(6, pa.string()),
+        "reference_tokens": [3] * 6,
+        "challenger_tokens": [2, 2, 2, 2, 2, 30],
         "challenger_reward": [0.1, 0.2, 0.3, 0.4, 0.5, None],
         "challenger_gold_reward": [0.0, 0.1, 0.5, 0.4, 0.2, 0.9],
     }

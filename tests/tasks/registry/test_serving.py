@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,19 @@ def test_a_path_that_leaves_the_stored_model_is_refused(site: Site, register: Re
     meta.write_text(meta.read_text().replace("path: artifacts/model", "path: ../../etc"))
     with pytest.raises(StoredBytesDiffer, match="outside the stored model"):
         stored_folder(tmp_path / "copy", "model")
+
+
+def test_a_warm_site_uses_one_child_and_replaces_a_dead_one(site: Site) -> None:
+    with replace(site, shared=None).warm() as warm:
+        with warm.worker() as one, warm.worker() as two:
+            assert one is two
+        assert one._process is not None
+        one._process.kill()
+        one._process.wait()
+        with warm.worker() as three:
+            assert three is not one
+            assert three.alive
+        assert not three.alive
 
 
 def test_a_child_that_dies_or_hangs_is_an_error_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
