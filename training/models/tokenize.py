@@ -49,9 +49,10 @@ def encode_prompt(
     tokenizer: Any, prompt: str | Sequence[Message], max_length: int | None = None, template: str = "auto"
 ) -> list[int]:
     """Tokens of a prompt, cut from the left to `max_length` so that the end, next to the answer, survives."""
-    ids = list(tokenizer(prompt_text(tokenizer, prompt, template), add_special_tokens=False)["input_ids"])
+    own_template = uses_template(tokenizer, template)  # whose special tokens are meant; those in a transcript are text
+    ids = _text_ids(tokenizer, prompt_text(tokenizer, prompt, template), special=own_template)
     bos = tokenizer.bos_token_id
-    if bos is not None and not uses_template(tokenizer, template):
+    if bos is not None and not own_template:
         ids = [bos, *ids]
     if max_length is not None and len(ids) > max_length:
         keeps_bos = bos is not None and ids[0] == bos and max_length > 1
@@ -66,10 +67,15 @@ def encode_response(
 ) -> EncodedResponse:
     """Tokens of a response with its EOS; cut from the right to `max_length`, and then without EOS."""
     spaced = text if uses_template(tokenizer, template) else f" {text.strip()}"
-    ids = [*tokenizer(spaced, add_special_tokens=False)["input_ids"], eos_id(tokenizer)]
+    ids = [*_text_ids(tokenizer, spaced, special=False), eos_id(tokenizer)]
     if max_length is not None and len(ids) > max_length:
         return EncodedResponse(tuple(ids[:max_length]), finished=False)
     return EncodedResponse(tuple(ids), finished=True)
+
+
+def _text_ids(tokenizer: Any, text: str, *, special: bool) -> list[int]:
+    """Tokens of a text. `special`: whether an `<eos>` written in it is one; else data could end answers."""
+    return list(tokenizer(text, add_special_tokens=False, split_special_tokens=not special)["input_ids"])
 
 
 def decode_response(tokenizer: Any, token_ids: Sequence[int]) -> str:
