@@ -140,6 +140,8 @@ def event_words(kind: str, fields: Mapping[str, Any]) -> str:
     """An event in one line: its own sentence where it has one."""
     if kind == "died":
         return f"attempt {fields.get('attempt')} {fields.get('how')}; starting again from the last checkpoint"
+    if kind == "validating":
+        return f"{fields.get('doing')}, {fields.get('rows')} rows"
     told = fields.get("sentence") or fields.get("message")
     if told:
         return f"{kind}: {told}"

@@ -34,6 +34,8 @@ from tasks.tracking import finish_late
 
 if TYPE_CHECKING:
     from tasks.judging import EvaluationReport, GateDecision
+    from tasks.launch import StageRun
+    from tasks.stages import StageSpec
 
 SKIPPED, REJECTED, UNDECIDED = "Skipped", "Rejected", "Undecided"
 
@@ -62,7 +64,6 @@ def nightly(request: NightRequest) -> State[Any]:
     except LockHeld as busy:
         return _skipped(f"another night is running: {busy.message}")
     except NightjarError as error:
-        listener().note(str(error))
         return Failed(message=str(error))
 
 
@@ -116,8 +117,7 @@ def _work(request: NightRequest, night: NightWork) -> State[Any]:
     # 5. The stages, each a child process; a result that is there already is reused.
     for stage in night.stages():
         spec = night.spec(stage)
-        done = stage_task(stage, spec, str(night.directory(stage)), night.plan(stage), night)
-        night.took(stage, done)
+        night.took(stage, _run_stage(night, stage, spec))
         if stage == "validate":
             same = _after_validation(request, night)
             if same is not None:
@@ -134,6 +134,15 @@ def _work(request: NightRequest, night: NightWork) -> State[Any]:
     _report(night, report, decision)
     night.finish("FINISHED")
     return _final_state(night, decision)
+
+
+def _run_stage(night: NightWork, stage: str, spec: StageSpec) -> StageRun:
+    started = time.monotonic()
+    try:
+        return stage_task(stage, spec, str(night.directory(stage)), night.plan(stage), night)
+    except NightjarError:
+        night.lost(stage, time.monotonic() - started)
+        raise
 
 
 def _after_validation(request: NightRequest, night: NightWork) -> str | None:

@@ -56,7 +56,6 @@ def watch(request: WatchRequest) -> State[Any]:
         state = record_watch(home, site.model, version, measured(done.result), config.watch)
         return _act(site, state)
     except NightjarError as error:
-        listener().note(str(error))
         return Failed(message=str(error))
 
 

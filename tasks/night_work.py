@@ -112,6 +112,11 @@ class NightWork:
         self.state = self.book.note_stage(self.state, stage, _longest(note, self.state.stages.get(stage)))
         self.tracker.stage_done(stage, done)
 
+    def lost(self, stage: str, seconds: float) -> None:
+        """A stage has failed."""
+        note = StageNote(how="failed", seconds=seconds, directory=str(self.directory(stage)))
+        self.state = self.book.note_stage(self.state, stage, note)
+
     def reload(self) -> None:
         """Take the results of every stage that is noted as done from disk: for a night that is over."""
         for stage, note in self.state.stages.items():
