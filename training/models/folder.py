@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from training.errors import ModelFolderError
 
@@ -49,28 +50,37 @@ def has_chat_template(folder: Path) -> bool:
     if (folder / "chat_template.jinja").is_file():
         return True
     settings = folder / "tokenizer_config.json"
-    return settings.is_file() and bool(json.loads(settings.read_text(encoding="utf-8")).get("chat_template"))
+    return settings.is_file() and bool(_read_object(settings, "models.base").get("chat_template"))
 
 
-def _read_config(folder: Path, role: str) -> dict[str, object]:
+def _read_config(folder: Path, role: str) -> dict[str, Any]:
     file = folder / "config.json"
     if not file.is_file():
         raise ModelFolderError(f"{role}: {file}: missing", "a Hugging Face model folder has a config.json")
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ModelFolderError(f"{role}: {file}: not valid JSON: {error}") from None
+    content = _read_object(file, role)
     if "auto_map" in content:
         raise ModelFolderError(
             f"{role}: {file}: asks for code of its own (auto_map)", "use an architecture that transformers ships"
         )
-    return dict(content)
+    return content
+
+
+def _read_object(file: Path, role: str) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelFolderError(f"{role}: {file}: not valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ModelFolderError(f"{role}: {file}: not a JSON object")
+    return content
 
 
 def _check_weights(folder: Path, role: str) -> None:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        names = set(_read_object(index, role).get("weight_map", {}).values())
+        if not names:
+            raise ModelFolderError(f"{role}: {index}: names no weights", "copy the whole folder")
         missing = sorted(name for name in names if not (folder / name).is_file())
         if missing:
             raise ModelFolderError(f"{role}: {folder}: shards missing: {', '.join(missing)}", "copy the whole folder")
