@@ -6,7 +6,6 @@ import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit, urlunsplit
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -57,9 +56,11 @@ def connect(uri: str) -> MlflowClient:
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 
-def without_credentials(uri: str) -> str:
-    """The URI as it may be shown: user and password replaced."""
-    parts = urlsplit(uri)
-    if "@" not in parts.netloc:
-        return uri
-    return urlunsplit(parts._replace(netloc=re.sub(r"^[^@]*@", "***@", parts.netloc)))
+def without_credentials(text: str) -> str:
+    """A URI, or a message with URIs in it, as it may be shown: user and password replaced."""
+    return re.sub(r"://[^/\s@]*@", "://***@", text)
+
+
+def shown_cause(uri: str, error: Exception) -> Exception | None:
+    """The cause to chain an error to; none where its text may hold the URI's password, since tracebacks are logged."""
+    return None if without_credentials(uri) != uri else error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from urllib.parse import urlsplit
 
-from tasks.mlflow_client import connect, without_credentials
+from tasks.mlflow_client import connect, shown_cause, without_credentials
 from tasks.registry_errors import TrackingUnavailable
 
 
@@ -23,7 +23,7 @@ def require_tracking(uri: str, timeout_seconds: float = 15.0) -> None:
     if thread.is_alive():
         raise TrackingUnavailable(f"MLflow at {shown} did not answer within {timeout_seconds:g} s", _start_it(uri))
     if failure:
-        raise TrackingUnavailable(*_explained(uri, failure[0])) from failure[0]
+        raise TrackingUnavailable(*_explained(uri, failure[0])) from shown_cause(uri, failure[0])
 
 
 def _ask(uri: str, failure: list[Exception]) -> None:
@@ -52,7 +52,7 @@ def _explained(uri: str, error: Exception) -> tuple[str, str]:
     if isinstance(error, ModuleNotFoundError):
         return f"the database driver for {shown} is not installed ({error.name})", f"pip install {error.name}"
     first = text.splitlines()[0] if text else type(error).__name__
-    return f"MLflow at {shown} does not answer: {first.replace(uri, shown)[:300]}", _start_it(uri)
+    return f"MLflow at {shown} does not answer: {without_credentials(first)[:300]}", _start_it(uri)
 
 
 def _start_it(uri: str) -> str:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tasks.mlflow_client import connect, shown_cause, without_credentials
 from tasks.registry_errors import RegistryError, TrackingUnavailable
 
 if TYPE_CHECKING:
@@ -47,8 +48,6 @@ class ModelRegistry:
     def client(self) -> MlflowClient:
         """The MLflow client, made on first use."""
         if self._client is None:
-            from tasks.mlflow_client import connect
-
             self._client = connect(self.tracking_uri)
         return self._client
 
@@ -146,11 +145,12 @@ def answering(where: str) -> Iterator[None]:
     try:
         yield
     except silent as error:
-        raise _unavailable(where, error) from error
+        raise _unavailable(where, error) from shown_cause(where, error)
     except MlflowException as error:
         if _is_silence(error):
-            raise _unavailable(where, error) from error
-        raise RegistryError(f"MLflow refused ({error.error_code}): {error}") from error
+            raise _unavailable(where, error) from shown_cause(where, error)
+        said = without_credentials(f"MLflow refused ({error.error_code}): {error}")
+        raise RegistryError(said) from shown_cause(where, error)
 
 
 def _is_silence(error: Any) -> bool:
@@ -163,8 +163,6 @@ def _is_silence(error: Any) -> bool:
 
 
 def _unavailable(where: str, error: Exception) -> TrackingUnavailable:
-    from tasks.mlflow_client import without_credentials
-
     return TrackingUnavailable(
         f"MLflow at {without_credentials(where)} does not answer ({type(error).__name__})",
         "start the server (or mend the database) and repeat the command; what was computed is kept",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
@@ -52,6 +53,16 @@ class RegistryConfig(Section):
         if uri is not None and "://" not in uri:
             raise ValueError("write a URI such as http://127.0.0.1:5000 or sqlite:////var/lib/nightjar/mlflow.db")
         return uri
+
+    @model_validator(mode="after")
+    def _no_password(self) -> RegistryConfig:
+        # The config is stored with every run. Judged on the section, since the error of a field repeats its value.
+        if self.tracking_uri is not None and urlsplit(self.tracking_uri).password:
+            raise ValueError(
+                "tracking_uri holds a password, and the config is stored with every run; set the whole URI as "
+                "MLFLOW_TRACKING_URI in the environment, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+            )
+        return self
 
 
 class WatchLimit(Section):

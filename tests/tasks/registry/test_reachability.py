@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import Popen
@@ -11,6 +12,7 @@ import pytest
 
 from tasks.mlflow_client import tracking_uri_of, without_credentials
 from tasks.reachability import require_tracking
+from tasks.registry import ModelRegistry
 from tasks.registry_errors import TrackingUnavailable
 
 ServerProcess = Popen[bytes]
@@ -48,6 +50,16 @@ def test_a_database_that_cannot_be_opened(tmp_path: Path) -> None:
 def test_credentials_are_never_shown() -> None:
     assert without_credentials("postgresql://ada:secret@db:5432/x?y=1") == "postgresql://***@db:5432/x?y=1"
     assert without_credentials("http://127.0.0.1:5000") == "http://127.0.0.1:5000"
+
+
+def test_a_password_in_the_environments_uri_is_in_no_message_nor_traceback() -> None:
+    uri = f"http://ada:hunter2@127.0.0.1:{free_port()}/"
+    for ask in (lambda: require_tracking(uri, 60), lambda: ModelRegistry("m", uri).alias("champion")):
+        with pytest.raises(TrackingUnavailable) as refused:
+            ask()
+        told = "".join(traceback.format_exception(refused.value))
+        assert "127.0.0.1" in told
+        assert "hunter2" not in told
 
 
 def test_where_mlflow_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,14 @@ def test_refused(given: dict[str, Any], complaint: str) -> None:
         RegistryConfig(**given)
 
 
+def test_a_password_is_refused_and_not_repeated() -> None:
+    with pytest.raises(ValidationError, match="MLFLOW_TRACKING_PASSWORD") as refused:
+        RegistryConfig(tracking_uri="postgresql://ada:hunter2@db:5432/mlflow")
+    (error,) = refused.value.errors()
+    assert error["loc"] == ()
+    assert "hunter2" not in error["msg"]
+
+
 def test_limits_must_bound_something_and_once() -> None:
     with pytest.raises(ValidationError, match="bounds nothing"):
         WatchLimit(metric="reward")
