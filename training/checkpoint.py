@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from training.contract import fsync_folder, sha256_file
@@ -41,7 +42,10 @@ class CheckpointFolder:
         self.refused: list[str] = []
 
     def save(self, step: int, tensors: Tensors, state: Mapping[str, Any], pinned: tuple[int, ...] = ()) -> Path:
-        """Write a checkpoint. Raises CheckpointError when the disk refuses; the one before it is then untouched."""
+        """Write a checkpoint. Raises CheckpointError when the disk refuses; the one before it is then untouched.
+
+        Those of later steps go: they are torn, or of a run that was given up.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         target = self._path(step)
         temporary = self.folder / f".{target.name}.{os.getpid()}.tmp"
@@ -53,12 +57,13 @@ class CheckpointFolder:
                 shutil.rmtree(target)
             os.rename(temporary, target)
             fsync_folder(self.folder)
-        except (OSError, RuntimeError) as error:  # safetensors reports a full disk in its own class
-            shutil.rmtree(temporary, ignore_errors=True)
+        except (OSError, SafetensorError) as error:
             raise CheckpointError(
                 f"{target}: not written: {error}", "free disk space and run again; the checkpoint before it is intact"
             ) from error
-        self._forget(pinned)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        self._forget(step, pinned)
         return target
 
     def latest(self) -> Checkpoint | None:
@@ -95,7 +100,7 @@ class CheckpointFolder:
                 if sha256_file(path / name) != hashes[name]:
                     raise CheckpointError(f"{path / name}: sha256 differs from the manifest; not used")
             state = json.loads((path / _STATE).read_text(encoding="utf-8"))
-        except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        except (OSError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{path}: not a whole checkpoint: {error}") from None
         return Checkpoint(int(path.name.removeprefix("step_")), load_file(path / _TENSORS), state)
 
@@ -103,13 +108,13 @@ class CheckpointFolder:
         return self.folder / f"step_{step:08d}"
 
     def _paths(self) -> Iterator[Path]:
-        yield from sorted(self.folder.glob("step_*"))
+        yield from sorted(self.folder.glob("step_" + "[0-9]" * 8))
 
-    def _forget(self, pinned: tuple[int, ...]) -> None:
-        kept = {self._path(step) for step in pinned}
-        for path in list(self._paths())[: -self.keep]:
-            if path not in kept:
-                shutil.rmtree(path, ignore_errors=True)
+    def _forget(self, saved: int, pinned: tuple[int, ...]) -> None:
+        """Keep the newest up to the one saved just now, and those pinned."""
+        past = [step for step in self.steps() if step <= saved]
+        for step in {*self.steps()} - {*past[-self.keep :], *pinned}:
+            shutil.rmtree(self._path(step), ignore_errors=True)
         for leftover in self.folder.glob(".step_*.tmp"):
             shutil.rmtree(leftover, ignore_errors=True)
 
