@@ -118,11 +118,14 @@ def file_ref(path: Path) -> FileRef:
 def write_json(path: Path, content: Any) -> None:
     """Write JSON so that a reader sees the old file or the whole new one: temporary name, fsync, rename, fsync folder."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as stream:
-        json.dump(content, stream, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(temporary, path)
+    try:
+        with temporary.open("w", encoding="utf-8") as stream:
+            json.dump(content, stream, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
     fsync_folder(path.parent)
 
 
@@ -154,11 +157,11 @@ def write_spec(directory: Path, spec: StageSpec) -> None:
 def read_spec(directory: Path) -> StageSpec:
     """Read spec.json. Raises ContractError naming what is missing."""
     content = read_json(directory / SPEC)
-    content.pop("key", None)
     try:
+        content.pop("key", None)
         inputs = {role: FileRef(**ref) for role, ref in content.pop("inputs").items()}
         return StageSpec(inputs=inputs, **content)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ContractError(f"{directory / SPEC}: not a stage spec: {error}") from None
 
 
@@ -173,7 +176,7 @@ def read_result(directory: Path) -> StageResult:
     try:
         outputs = {role: FileRef(**ref) for role, ref in content.pop("outputs").items()}
         return StageResult(outputs=outputs, **content)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ContractError(f"{directory / RESULT}: not a stage result: {error}") from None
 
 
