@@ -179,6 +179,7 @@ def test_a_folders_digest_tells_every_content_apart(tmp_path_factory: pytest.Tem
 def test_numbers_that_are_not_json_are_refused(tmp_path: Path):
     with pytest.raises(ValueError, match="JSON"):
         write_json(tmp_path / "x.json", {"loss": float("nan")})
+    assert list(tmp_path.iterdir()) == [], "half a file stayed, and would be part of a folder's digest"
 
 
 @pytest.mark.parametrize("act", ["fsync", "replace"])
