@@ -16,7 +16,7 @@ from flows.night_tasks import gate_task, promote_task, reconcile_task, register_
 from flows.request import NightRequest
 from tasks.catch_up import catch_up
 from tasks.home import home_of
-from tasks.judging import read_report
+from tasks.judging import read_report, stored_decision
 from tasks.night import NothingToDo, Opened, is_stale, only_night, open_night, same_snapshot_before
 from tasks.night_source import check_source, source_of
 from tasks.night_state import NightBook
@@ -103,12 +103,21 @@ def _run_opened(request: NightRequest, config: NightConfig, book: NightBook, sit
             return _work(request, night)
         except NightjarError as error:
             night.note(status="failed", ended=time.time(), reason=error.message)
-            _report(night, None, None)
+            _report(night, *_judged_so_far(night))
             night.finish("FAILED")
             raise
         except BaseException:
             night.finish("KILLED")  # the state on disk stays `running`: repeating the command goes on
             raise
+
+
+def _judged_so_far(night: NightWork) -> tuple[EvaluationReport | None, GateDecision | None]:
+    """What a night that fails behind its gate has to show all the same."""
+    if night.state.verdict is None:
+        return None, None
+    report = read_report(Path(night.results["evaluate"].output("report").path))
+    publish_judgement(night, report)
+    return report, stored_decision(night.book, night.state.night)
 
 
 def _work(request: NightRequest, night: NightWork) -> State[Any]:
@@ -125,10 +134,11 @@ def _work(request: NightRequest, night: NightWork) -> State[Any]:
     # 6. The gate, the registry, the champion.
     report = read_report(Path(night.results["evaluate"].output("report").path))
     decision = gate_task(night, report)
-    version = register_task(night, decision)
     night.note(verdict=decision.verdict)
+    with night.warm_serving():
+        version = register_task(night, decision)
+        reason = _promote(request, night, decision, version)
     publish_judgement(night, report)
-    reason = _promote(request, night, decision, version)
     # 7. The page that a person reads.
     night.note(status="finished", ended=time.time(), reason=reason)
     _report(night, report, decision)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +125,16 @@ class NightWork:
             if note.how != "failed":
                 self.results[stage] = read_result(Path(note.directory))
                 self.materials = self.materials.after(stage, self.results[stage])
+
+    @contextmanager
+    def warm_serving(self) -> Iterator[None]:
+        """One serving child for registration and promotion together."""
+        cold = self.site
+        try:
+            with cold.warm() as self.site:
+                yield
+        finally:
+            self.site = cold
 
     def keep(self) -> None:
         """Keep what later nights need of this one."""

@@ -1,0 +1,157 @@
+"""The page of a night, and the small stores beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from configs.schema import NightConfig
+from tasks.model_store import find_model, keep_model
+from tasks.night_state import NightState, StageNote
+from tasks.progress import MetricsTail, Silent, listener, listening
+from tasks.summary import summarise, with_interval
+from training.contract import StageResult, file_ref
+from training.evaluation.gate import decide
+from training.evaluation.report import Estimate, EvaluationReport, Interval, MetricBuilder, ModelDigest
+from training.recorder import Recorder
+
+BETTER = {"metric": "reward", "direction": "higher", "baseline": "reference", "min_improvement": 0}
+
+
+def config_of() -> NightConfig:
+    content = {
+        "data": {"source": "d"},
+        "models": {"base": "m", "max_prompt_length": 64, "max_response_length": 64},
+        "gates": {"rules": [BETTER]},
+    }
+    return NightConfig.model_validate(content)
+
+
+def report_of(gain: float) -> EvaluationReport:
+    start = [0.01 * number for number in range(40)]
+    new = [value + gain for value in start]
+    metrics = (MetricBuilder(seed=1, confidence=[0.95]).mean("reward", new, None, start),)
+    return EvaluationReport(
+        night="n-0001", seed=1, prompt_set_digest="p", prompt_count=40,
+        challenger=ModelDigest(name="c", sha256="c"), reference=ModelDigest(name="r", sha256="r"), metrics=metrics,
+    )  # fmt: skip
+
+
+def state_of(**fields) -> NightState:
+    base = {
+        "night": "n-0001", "index": 1, "name": "n", "config_hash": "h", "fingerprint": "f", "started": 100.0,
+        "ended": 160.0, "stages": {"ppo": StageNote(how="done", seconds=42.0)},
+    }  # fmt: skip
+    return NightState.model_validate(base | fields)
+
+
+def result(stage: str, **metrics: float | None) -> StageResult:
+    return StageResult(stage, "k", {}, metrics, {}, 1.0, {})
+
+
+def test_page_of_a_promoted_night() -> None:
+    report = report_of(0.5)
+    decision = decide(report, config_of().gates, has_champion=False)
+    state = state_of(status="finished", verdict="PASS", version="3", promoted=True)
+    results = {"reward": result("reward", accuracy=0.8), "distill": result("distill", accuracy=None)}
+    page = summarise(state, config_of(), results, report, decision)
+    assert (page.version, page.alias, page.seconds) == ("3", "champion", 60.0)
+    figures = {figure.name: figure.value for figure in page.figures}
+    assert figures["teacher accuracy on held-out pairs"] == "0.800"
+    assert figures["student accuracy on held-out pairs"] == "not measured", "a missing number is never 0"
+    assert figures["reward, new policy minus reference"].startswith("+0.500 [")
+    assert page.gate[-1].verdict == "PASS"
+    assert page.gate[-1].sentence == decision.rules[-1].sentence
+    shown = page.markdown()
+    assert shown.index("## Gate") < shown.index("## Figures") < shown.index("## Stages")
+    assert "version **3** of `nightjar-policy` (`champion`)" in shown
+
+
+def test_page_of_a_refused_and_of_a_failed_night() -> None:
+    report = report_of(-0.5)
+    decision = decide(report, config_of().gates, has_champion=False)
+    page = summarise(state_of(status="finished", verdict="FAIL", version="4"), config_of(), {}, report, decision)
+    assert page.alias == "challenger"
+    assert any("gate explain n-0001" in step for step in page.next_steps)
+    failed = summarise(state_of(status="failed", reason="disk full"), config_of(), {})
+    assert failed.headline == "failed: disk full"
+    assert "Registered: nothing" in failed.markdown()
+
+
+def test_table_cells_cannot_break_the_table() -> None:
+    state = state_of(status="failed", reason="x", stages={"a|b": StageNote(how="done", seconds=1)})
+    page = summarise(state, config_of(), {})
+    assert "a\\|b" in page.markdown()
+
+
+def test_interval_is_the_95_percent_one_or_none() -> None:
+    wide = Interval(confidence=0.99, low=0.0, high=1.0)
+    fitting = Interval(confidence=0.95, low=0.25, high=0.75)
+    estimate = Estimate(value=0.5, n=9, nonfinite=0, values_digest="", intervals=(fitting, wide))
+    assert with_interval(estimate) == "0.500 [0.250, 0.750]"
+    assert with_interval(Estimate(value=0.5, n=9, nonfinite=0, values_digest="", intervals=())) == "0.500"
+
+
+def test_models_are_kept_once_by_content_and_checked(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "weights").write_text("w")
+    kept = keep_model(tmp_path / "home", file_ref(model))
+    assert keep_model(tmp_path / "home", file_ref(model)) == kept
+    assert find_model(tmp_path / "home", kept.sha256) == kept
+    (Path(kept.path) / "weights").unlink()
+    (Path(kept.path) / "weights").write_text("tampered")
+    assert find_model(tmp_path / "home", kept.sha256) is None
+    assert find_model(tmp_path / "home", "0" * 64) is None
+    assert find_model(tmp_path / "home", None) is None
+    assert (model / "weights").read_text() == "w"
+
+
+class Heard(Silent):
+    def __init__(self) -> None:
+        self.told: list[tuple] = []
+
+    def stage_moved(self, stage, step, total, shown):
+        self.told.append((step, total))
+
+    def stage_event(self, stage, kind, fields):
+        self.told.append((kind, dict(fields)))
+
+
+def test_tail_tells_each_line_once_and_survives_torn_lines_and_rewinds(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "metrics.jsonl")
+    recorder.progress(1, 9)
+    heard = Heard()
+    tail = MetricsTail(tmp_path, "ppo", heard)
+    tail.poll()
+    assert heard.told == [], "what was there before is not told again"
+    checkpoint = recorder.position()
+    recorder.record(1, {"loss": 1.0})
+    recorder.progress(2, 9)
+    recorder.event("guard", sentence="kl_ref above 0.3")
+    tail.poll()
+    tail.poll()
+    assert heard.told == [(2, 9), ("guard", {"sentence": "kl_ref above 0.3"})]
+    with (tmp_path / "metrics.jsonl").open("ab") as stream:
+        stream.write(b'{"event": "progress", "step": 3')
+    tail.poll()
+    assert len(heard.told) == 2, "half a line is not a line"
+    recorder.rewind(checkpoint)
+    tail.poll()
+    recorder.progress(2, 9)
+    tail.poll()
+    assert heard.told[-1] == (2, 9)
+
+
+def test_listener_is_silent_outside_and_restored_after() -> None:
+    heard = Heard()
+    with listening(heard):
+        assert listener() is heard
+    assert isinstance(listener(), Silent)
+
+
+def test_listener_is_restored_after_an_error() -> None:
+    with pytest.raises(RuntimeError), listening(Heard()):
+        raise RuntimeError
+    assert not isinstance(listener(), Heard)
