@@ -38,9 +38,10 @@ class MeanTable:
             self._means[name] = self._means.get(name, Mean(0.0, 0.0)) + mean
 
     def reduce(self, world: World) -> dict[str, float]:
-        """Values over all ranks; every rank must hold the same names."""
-        names = sorted(self._means)
-        sums = torch.tensor([[self._means[n].total, self._means[n].count] for n in names], dtype=torch.float64)
+        """Values over all ranks; a rank that had no rows holds no names and adds nothing."""
+        names = sorted({name for own in world.gather(sorted(self._means)) for name in own})
+        means = [self._means.get(name, Mean(0.0, 0.0)) for name in names]
+        sums = torch.tensor([[mean.total, mean.count] for mean in means], dtype=torch.float64)
         if names:
             world.sum_(sums)
         return {name: Mean(*pair).value for name, pair in zip(names, sums.tolist(), strict=True)}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,13 +31,32 @@ class World:
         return tensor
 
     def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Sum gradients over ranks. Losses are divided by global counts, so the sum is the whole batch's gradient."""
+        """Sum gradients over ranks. Losses are divided by global counts, so the sum is the whole batch's gradient.
+
+        A weight without a gradient on every rank keeps none, so that the optimiser leaves it alone as on one rank.
+        """
         if self.size == 1:
             return
-        for parameter in parameters:
+        parameters = list(parameters)
+        touched = self.sum_(torch.tensor([float(p.grad is not None) for p in parameters]))
+        for parameter, count in zip(parameters, touched.tolist(), strict=True):
+            if count == 0:
+                continue
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             dist.all_reduce(parameter.grad, op=dist.ReduceOp.SUM)
+
+    def gather(self, item: Any) -> list[Any]:
+        """Every rank's item, in rank order. Items are JSON, of any size: a rank may have nothing to say."""
+        if self.size == 1:
+            return [item]
+        text = json.dumps(item).encode()
+        length = torch.tensor([len(text)])
+        dist.all_reduce(length, op=dist.ReduceOp.MAX)
+        padded = torch.tensor(list(text.ljust(int(length))), dtype=torch.uint8)
+        rows = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(rows, padded)
+        return [json.loads(bytes(row.tolist())) for row in rows]
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -53,5 +74,6 @@ def current_world() -> World:
     if size == 1:
         return World()
     if not dist.is_initialized():
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        # Gradients are summed where they are; counts, metrics and messages lie on the CPU.
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     return World(dist.get_rank(), size)

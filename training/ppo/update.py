@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Sequence
@@ -82,8 +83,10 @@ class Updater:
             fit = part if fit is None else fit.merge(part)
         metrics = table.reduce(self.world)
         metrics |= self._apply(metrics, settings)
-        metrics["explained_variance"] = float(fit.explained_variance()) if fit is not None else 0.0
-        metrics["tokens_per_second"] = batch.num_tokens / max(time.perf_counter() - started, 1e-9)
+        ranks = self.world.gather([_plain(fit), time.perf_counter() - started])
+        fits = [ValueFit(*map(torch.tensor, plain)) for plain, _ in ranks if plain is not None]
+        metrics["explained_variance"] = float(functools.reduce(ValueFit.merge, fits).explained_variance())
+        metrics["tokens_per_second"] = batch.num_tokens / max(1e-9, *(seconds for _, seconds in ranks))
         return metrics
 
     def _actor_pass(
@@ -164,6 +167,11 @@ class Updater:
         if settings.train_policy:
             found |= {"grad_norm": actor.grad_norm, "learning_rate": actor.learning_rate}
         return found
+
+
+def _plain(fit: ValueFit | None) -> list[float] | None:
+    """A fit as JSON; the same float32 numbers come back."""
+    return None if fit is None else [float(value) for value in vars(fit).values()]
 
 
 def share_of(mask: torch.Tensor, batch: MiniBatch) -> float:
