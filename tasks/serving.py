@@ -102,8 +102,11 @@ class ServingWorker:
             line = self._read_line()
         except BrokenPipeError:
             line = b""
-        if not line:
+        except BaseException:
             self._process.kill()  # a late reply must not be taken for the answer to the next question
+            raise
+        if not line:
+            self._process.kill()
             ended = f"the serving child ended or took over {self._timeout:g} s"
             raise ServingError(f"{what}: {ended}\n{self._last_words()}")
         reply: dict[str, Any] = json.loads(line)

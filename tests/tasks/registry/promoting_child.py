@@ -59,7 +59,7 @@ class BorrowedWorker(ServingWorker):
     def __init__(self, tracking_uri: str, write_to: int, read_from: int) -> None:
         super().__init__(tracking_uri, Path(os.devnull), 120.0)
         pipes = {"stdin": os.fdopen(write_to, "wb", 0), "stdout": os.fdopen(read_from, "rb", 0)}
-        self._process = SimpleNamespace(**pipes, poll=lambda: None)  # type: ignore[assignment]
+        self._process = SimpleNamespace(**pipes, poll=lambda: None, kill=lambda: None)  # type: ignore[assignment]
 
 
 def die() -> None:

@@ -194,3 +194,16 @@ def test_a_child_that_dies_or_hangs_is_an_error_in_words(tmp_path: Path, monkeyp
     with ServingWorker("sqlite://", tmp_path, 0.01) as worker, pytest.raises(ServingError, match=r"took over 0\.01 s"):
         worker.answer("anything", ["x"], 1)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_question_ends_the_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: ServingWorker) -> bytes:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ServingWorker, "_read_line", interrupted)
+    with ServingWorker("sqlite://", tmp_path, 30.0) as worker:
+        with pytest.raises(KeyboardInterrupt):
+            worker.answer("anything", ["x"], 1)
+        assert worker._process is not None
+        worker._process.wait(30)
+        assert not worker.alive
