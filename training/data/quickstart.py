@@ -40,7 +40,7 @@ QUESTIONS = (
 )
 GREETINGS = ("", "Hi! ", "Hello. ")
 # Few enough facts (some 90) for a model of a million weights to learn a part of them from one night's answers.
-LARGEST = {"plus": 6, "minus": 6, "times": 3}
+LARGEST = {"plus": 4, "minus": 6, "times": 3}
 
 # Shares of the random writer. His mean gold reward is about 0, that of the better of two about 0.3.
 CORRECT = 0.62
