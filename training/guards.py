@@ -30,12 +30,21 @@ class Firing:
 class GuardMonitor:
     """Evaluates rules on the metrics of each step. Its state is part of every checkpoint."""
 
-    def __init__(self, rules: Sequence[GuardRule], known_metrics: Sequence[str]) -> None:
+    def __init__(
+        self, rules: Sequence[GuardRule], known_metrics: Sequence[str], baseline_metrics: Sequence[str]
+    ) -> None:
+        """`known_metrics` are measured at some step, `baseline_metrics` before the first one too: a rule on anything
+        else could never fire, and raises ConfigError."""
         for rule in rules:
             if rule.metric not in known_metrics:
                 raise ConfigError(
                     f"guards.rules: {rule.label!r} watches {rule.metric!r}, which this stage does not measure",
                     f"write one of {', '.join(sorted(known_metrics))}",
+                )
+            if rule.relative_to == "baseline" and rule.metric not in baseline_metrics:
+                raise ConfigError(
+                    f"guards.rules: {rule.label!r} is relative to the baseline, but {rule.metric!r} has no baseline",
+                    f"use relative_to: running_median, or watch one of {', '.join(sorted(baseline_metrics))}",
                 )
         self.rules = list(rules)
         self.baseline: dict[str, float] = {}

@@ -65,6 +65,8 @@ def default_rules() -> list[GuardRule]:
     halve = Mitigation(kind="reduce_lr")
     return [
         GuardRule(metric="loss", op="nonfinite", action="rollback", then=halve),
+        GuardRule(metric="grad_norm", op="nonfinite", action="rollback", then=halve),
+        GuardRule(metric="critic_grad_norm", op="nonfinite", action="rollback", then=halve),
         GuardRule(metric="kl_ref", op=">", threshold=0.2, action="warn"),
         GuardRule(metric="kl_ref", op=">", threshold=0.3, action="rollback", then=halve),
         GuardRule(metric="advantage_variance", op="<", threshold=0.1, action="warn"),

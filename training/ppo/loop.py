@@ -40,6 +40,8 @@ STEP_METRICS = (
     "response_length", "eos_rate", "perplexity",
 )  # fmt: skip
 
+BASELINE_METRICS = ("kl_ref", "kl_ref_sequence", "heldout_reward", "response_length", "eos_rate", "perplexity")
+
 
 @dataclass
 class Parts:

@@ -21,7 +21,7 @@ from training.models.sampling import SamplingSettings
 from training.objectives import AdaptiveKLController, FixedKLController
 from training.ppo.actors import Actors, build_actors, build_engines, save_policy
 from training.ppo.experience import Experience, ExperiencePool
-from training.ppo.loop import STEP_METRICS, Parts, PPOLoop
+from training.ppo.loop import BASELINE_METRICS, STEP_METRICS, Parts, PPOLoop
 from training.ppo.probe import Prober
 from training.ppo.rollout import RolloutWorker
 from training.ppo.rounds import RoundMaker
@@ -83,7 +83,7 @@ def _build_parts(
         maker=RoundMaker(pool, sampler, updater, ppo, replay, scale, seed),
         rollouts=_rollouts(context, actors, scorer, models, ppo, rollout),
         prober=Prober(actors, scorer, prompts, answering, ppo.ppo_max_token_len, seed),
-        guards=GuardMonitor(guards.rules, STEP_METRICS),
+        guards=GuardMonitor(guards.rules, STEP_METRICS, BASELINE_METRICS),
         held_out=encode_imitation(rows, actors.encoder)[1][: guards.perplexity_rows],
         checkpoints=CheckpointFolder(context.checkpoints),
         good=CheckpointFolder(context.directory / "good_states", keep=2),
