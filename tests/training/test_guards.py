@@ -1,0 +1,175 @@
+"""Guard rules as data: each comparison, reference, window and patience; nothing watches what is not measured."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.schema.guards import GuardRule, GuardsConfig
+from training.errors import ConfigError
+from training.guards import GuardMonitor
+
+KNOWN = ("kl_ref", "loss", "reward", "response_length")
+BASELINES = ("kl_ref", "response_length")
+
+
+def monitor(*rules: GuardRule | dict[str, Any], baseline: dict[str, float] | None = None) -> GuardMonitor:
+    given = [rule if isinstance(rule, GuardRule) else GuardRule(**{"metric": "kl_ref"} | rule) for rule in rules]
+    found = GuardMonitor(given, KNOWN, BASELINES)
+    found.set_baseline(baseline or {})
+    return found
+
+
+def firings(found: GuardMonitor, values: list[float], metric: str = "kl_ref") -> list[int]:
+    """Steps (from 0) at which the first rule fired."""
+    return [step for step, value in enumerate(values) if found.observe(step, {metric: value})]
+
+
+@pytest.mark.parametrize(
+    ("op", "fires"),
+    [(">", [3, 5]), (">=", [2, 3, 5]), ("<", [0, 1, 5]), ("<=", [0, 1, 2, 5])],
+)
+def test_every_comparison(op: str, fires: list[int]):
+    values = [-1.0, 0.29, 0.3, 0.31, 0.3 if op in "><" else (9.0 if "<" in op else -9.0), math.nan]
+    assert firings(monitor({"op": op, "threshold": 0.3}), values) == fires
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_nonfinite_needs_no_threshold(value: float):
+    found = monitor({"metric": "loss", "op": "nonfinite"})
+    assert firings(found, [1.0, value, 2.0], "loss") == [1]
+    assert "not finite" in found.fired[0]["sentence"]
+
+
+@pytest.mark.parametrize("op", [">", ">=", "<", "<="])
+@pytest.mark.parametrize("reference", [None, "baseline", "running_median"])
+def test_nan_is_never_inside_a_limit(op: str, reference: str | None):
+    rule = {"op": op, "threshold": 1.0, "relative_to": reference, "window": 2}
+    if reference is None or reference == "baseline":
+        rule["window"] = 1
+    found = monitor(rule, baseline={"kl_ref": 1.0})
+    found.observe(0, {"kl_ref": 1.0})
+    found.observe(1, {"kl_ref": 1.0})
+    assert found.observe(2, {"kl_ref": math.nan})
+
+
+def test_relative_to_the_baseline():
+    found = monitor({"op": ">", "threshold": 1.2, "relative_to": "baseline"}, baseline={"kl_ref": 10.0})
+    assert firings(found, [11.9, 12.0, 12.1]) == [2]
+    assert found.fired[0]["sentence"].startswith("kl_ref = 12.1 is > 12")
+
+
+def test_relative_to_the_running_median():
+    """Twice the median of the last four; nothing to compare with before two are known."""
+    found = monitor({"op": ">", "threshold": 2.0, "relative_to": "running_median", "window": 4})
+    values = [100.0, 10.0, 10.0, 10.0, 10.0, 10.0, 19.9, 20.1, 30.0]
+    expected, history = [], []
+    for step, value in enumerate(values):
+        recent = history[-4:]
+        if len(recent) >= 2 and value > 2 * statistics.median(recent):
+            expected.append(step)
+        history.append(value)
+    assert expected == [7, 8]
+    assert firings(found, values) == expected
+
+
+@given(values=st.lists(st.floats(-5, 5), max_size=20), window=st.integers(1, 5), threshold=st.floats(-3, 3))
+def test_a_window_is_a_mean(values, window, threshold):
+    found = monitor({"op": ">", "threshold": threshold, "window": window})
+    expected = [
+        step for step in range(len(values))
+        if statistics.fmean(values[max(0, step - window + 1) : step + 1]) > threshold
+    ]  # fmt: skip
+    assert firings(found, values) == expected
+
+
+@given(breaches=st.lists(st.booleans(), max_size=30), patience=st.integers(1, 4))
+def test_patience_counts_breaches_in_a_row(breaches, patience):
+    found = monitor({"op": ">", "threshold": 0.5, "patience": patience})
+    expected, run = [], 0
+    for step, breach in enumerate(breaches):
+        run = run + 1 if breach else 0
+        if run == patience:
+            expected.append(step)
+            run = 0
+    assert firings(found, [float(b) for b in breaches]) == expected
+
+
+def test_a_metric_that_was_not_measured_leaves_its_rule_as_it_was():
+    found = monitor({"op": ">", "threshold": 0.5, "patience": 2})
+    assert not found.observe(0, {"kl_ref": 1.0})
+    assert not found.observe(1, {"loss": 9.0})
+    assert found.observe(2, {"kl_ref": 1.0})
+
+
+def test_rules_fire_each_for_itself_in_their_order():
+    found = monitor(
+        {"op": ">", "threshold": 0.2, "action": "warn"},
+        {"op": ">", "threshold": 0.3, "action": "rollback", "name": "far"},
+        {"metric": "loss", "op": "nonfinite", "action": "stop"},
+    )  # fmt: skip
+    assert [f.index for f in found.observe(1, {"kl_ref": 0.25, "loss": 1.0})] == [0]
+    fired = found.observe(2, {"kl_ref": 0.35, "loss": math.inf})
+    assert [f.index for f in fired] == [0, 1, 2]
+    assert fired[1].sentence == "kl_ref = 0.35 is > 0.3 (rule 'far'): rollback"
+    assert [entry["step"] for entry in found.fired] == [1, 2, 2, 2]
+    assert (fired[1].value, fired[1].limit, fired[1].step) == (0.35, 0.3, 2)
+
+
+def test_an_unknown_metric_is_a_configuration_error():
+    with pytest.raises(
+        ConfigError, match=r"'kl > 0.3' watches 'kl', which this stage does not measure(.|\n)*kl_ref, loss"
+    ):
+        monitor({"metric": "kl", "op": ">", "threshold": 0.3})
+
+
+def test_a_baseline_that_is_never_taken_is_a_configuration_error():
+    """A rule that can never fire is a silent pass."""
+    rule = {"metric": "loss", "op": ">", "threshold": 2.0, "relative_to": "baseline"}
+    with pytest.raises(ConfigError, match=r"'loss > 2.0'(.|\n)*no baseline(.|\n)*kl_ref, response_length"):
+        monitor(rule)
+
+
+def test_the_rules_that_users_come_with_are_all_measured():
+    from training.ppo.loop import BASELINE_METRICS, STEP_METRICS
+
+    GuardMonitor(GuardsConfig().rules, STEP_METRICS, BASELINE_METRICS)
+
+
+def test_a_gradient_that_is_not_finite_is_watched_by_default():
+    """Its loss may well be finite."""
+    watched = {rule.metric for rule in GuardsConfig().rules if rule.op == "nonfinite" and rule.action == "rollback"}
+    assert {"loss", "grad_norm", "critic_grad_norm"} <= watched
+
+
+@given(values=st.lists(st.one_of(st.floats(-2, 2), st.just(math.nan)), max_size=20), cut=st.integers(0, 20))
+def test_state_goes_through_json_and_back(values, cut):
+    rules = (
+        {"op": ">", "threshold": 0.5, "patience": 2}, {"op": "<", "threshold": 0.5, "relative_to": "baseline"},
+        {"op": ">", "threshold": 1.5, "relative_to": "running_median", "window": 3},
+        {"op": ">", "threshold": 0.1, "window": 4},
+    )  # fmt: skip
+    straight, first = (monitor(*rules, baseline={"kl_ref": 1.0}) for _ in range(2))
+    second = monitor(*rules)
+    expected = [[f.index for f in straight.observe(step, {"kl_ref": v})] for step, v in enumerate(values)]
+    found = [[f.index for f in first.observe(step, {"kl_ref": v})] for step, v in enumerate(values[:cut])]
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    found += [[f.index for f in second.observe(cut + i, {"kl_ref": v})] for i, v in enumerate(values[cut:])]
+    assert found == expected
+    assert json.dumps(second.state_dict()) == json.dumps(straight.state_dict())
+
+
+def test_after_a_rollback_the_way_there_is_forgotten_and_the_count_is_not():
+    found = monitor({"op": ">", "threshold": 0.5, "patience": 2}, {"op": ">", "threshold": 0.5, "window": 3})
+    found.observe(0, {"kl_ref": 5.0})
+    found.rollbacks[0] = 1
+    found.forget_recent()
+    assert not found.observe(1, {"kl_ref": 0.1})
+    assert found.rollbacks == [1, 0]
+    assert len(found.fired) == 1
