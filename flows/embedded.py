@@ -29,6 +29,7 @@ def prepare_prefect(home: Path, quiet: bool = True, environment: MutableMapping[
         _make_folder(Path(environment["PREFECT_HOME"]))
     if quiet:
         environment.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+        environment.setdefault("PREFECT_INTERNAL_LOGGING_LEVEL", "CRITICAL")
 
 
 def _make_folder(folder: Path) -> None:
