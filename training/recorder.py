@@ -32,7 +32,7 @@ class Recorder:
             line["nonfinite"] = nonfinite
         self._append(line)
 
-    def event(self, kind: str, **fields: Any) -> None:
+    def event(self, kind: str, /, **fields: Any) -> None:
         """Something worth telling a person: a guard fired, a checkpoint was refused, a round ended early."""
         self._append({"event": kind, "time": time.time()} | fields)
 

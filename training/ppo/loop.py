@@ -142,10 +142,12 @@ class PPOLoop:
         cursor.applied += int(metrics["applied"])
         if self.ppo.ema_decay is not None and metrics["applied"]:
             update_ema(self.state.ema, self.state.policy, self.ppo.ema_decay)
-        metrics |= self.round_metrics | {"kl_coef": self.state.kl.kl_coef} | self._due_looks()
-        self.context.recorder.record(cursor.step, metrics)
-        self._show(metrics)
-        self._act(self.parts.guards.observe(cursor.step, metrics))
+        metrics |= {"kl_coef": self.state.kl.kl_coef} | self._due_looks()
+        of_the_round = metrics | self.round_metrics
+        self.context.recorder.record(cursor.step, of_the_round)
+        self._show(of_the_round)
+        # What is true of the whole round is judged once, at its first step, or every warning would come many times.
+        self._act(self.parts.guards.observe(cursor.step, of_the_round if cursor.step_in_round == 1 else metrics))
         if cursor.step % self.replay.refresh_steps == 0 and self.state.batch is not None:
             self.parts.maker.refresh(self.state.batch)
         if cursor.step % self.checkpoint_every == 0:
