@@ -46,13 +46,13 @@ def build_actors(context: StageContext, models: ModelsConfig, ppo: PPOConfig) ->
     lora = ppo.lora_rank > 0
     dtype = pick_dtype(models.dtype, device) if lora else torch.float32
 
-    def load(path: Path) -> Backbone:
+    def load(path: Path, trained: bool = True) -> Backbone:
         return Backbone.load(
-            path, device=device, dtype=dtype, gradient_checkpointing=models.gradient_checkpointing and path != reference
+            path, device=device, dtype=dtype, gradient_checkpointing=models.gradient_checkpointing and trained
         )
 
     reference = context.input("reference")
-    shared = load(reference)
+    shared = load(reference, trained=lora)
     encoder = Encoder(shared.tokenizer, models)
     head = ScalarHead(shared.hidden_size)
     if not lora:
