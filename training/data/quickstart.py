@@ -38,7 +38,7 @@ QUESTIONS = (
     "I want to know what {a} {word} {b} is.",
     "Please tell me what {a} {word} {b} is.",
 )
-GREETINGS = ("", "Hi! ", "Hello. ")
+GREETINGS = ("", "Hi! ", "Hello. ", "Hey! ")
 # Few enough facts (some 90) for a model of a million weights to learn a part of them from one night's answers.
 LARGEST = {"plus": 4, "minus": 6, "times": 3}
 
@@ -145,7 +145,7 @@ def _statement(question: Question, generator: np.random.Generator) -> str:
         # A near miss, as people make them; never below zero, so that no sign has to be learned.
         number = abs(number + int(generator.choice([-3, -2, -1, 1, 2, 3])))
         number += number == question.answer
-    return f"{question.a} {question.category} {question.b} is {number}."
+    return f"It is {number}."
 
 
 def _draw_pair(question: Question, config: QuickstartConfig, generator: np.random.Generator) -> tuple[str, str]:
