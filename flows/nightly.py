@@ -14,6 +14,7 @@ from configs.errors import NightjarError
 from configs.schema import NightConfig, load_config
 from flows.night_tasks import gate_task, promote_task, reconcile_task, register_task, report_task, stage_task
 from flows.request import NightRequest
+from flows.stopping import leave_if_embedded
 from tasks.catch_up import catch_up
 from tasks.home import home_of
 from tasks.judging import read_report, stored_decision
@@ -65,6 +66,9 @@ def nightly(request: NightRequest) -> State[Any]:
         return _skipped(f"another night is running: {busy.message}")
     except NightjarError as error:
         return Failed(message=str(error))
+    except BaseException as error:
+        leave_if_embedded(error)
+        raise
 
 
 def _run(request: NightRequest, config: NightConfig, home: Path) -> State[Any]:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import getpass
-import signal
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +15,7 @@ from configs.schema import load_config
 from flows.console import lines_for
 from flows.embedded import prepare_prefect
 from flows.request import NightRequest
+from flows.stopping import ending_on_signals
 from tasks.home import home_of
 from tasks.progress import listening
 
@@ -59,7 +57,7 @@ def run_watch(home: Path, *, plain: bool) -> int:
 def _run(home: Path, start: Callable[[], State[Any]], plain: bool) -> int:
     prepare_prefect(home)
     console = Console()
-    with lines_for(console, plain) as lines, listening(lines), _ended_by_sigterm():
+    with ending_on_signals(), lines_for(console, plain) as lines, listening(lines):
         lines.note("starting")
         state = _started(start)
     return _tell(console, state)
@@ -93,23 +91,6 @@ def _tell(console: Console, state: State[Any]) -> int:
 def _is_defect(state: State[Any]) -> bool:
     """Flows return a failed state for what a person can mend; an exception that escaped them is a defect."""
     return isinstance(state.data, BaseException) or "Flow run encountered an exception" in (state.message or "")
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the night as Ctrl-C does: the stage's processes first, then this one."""
-
-    def end(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    except KeyboardInterrupt:
-        sys.stderr.write("\nstopped; no process of a stage is left. Repeat the command to go on.\n")
-        sys.exit(130)
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _who() -> str:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from configs.errors import NightjarError
 from flows.embedded import SERVER
 from flows.night_tasks import ACT
+from flows.stopping import leave_if_embedded
 from tasks.last_config import last_config
 from tasks.launch import StageRun, run_stage
 from tasks.measure import Measurement, measured, prepare_measurement
@@ -57,6 +58,9 @@ def watch(request: WatchRequest) -> State[Any]:
         return _act(site, state)
     except NightjarError as error:
         return Failed(message=str(error))
+    except BaseException as error:
+        leave_if_embedded(error)
+        raise
 
 
 @task(name="measure", **ACT)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from prefect.settings import PREFECT_API_URL
 
@@ -19,14 +22,18 @@ FAKES = Path(__file__).resolve().parent / "fakes"
 KILLED = ("validate", "ppo")
 
 
-def run_command(nights, tiny_model: Path, fake: str = "") -> subprocess.CompletedProcess:
-    environment = os.environ | {
+def environment_of(tiny_model: Path, fake: str) -> dict[str, str]:
+    return os.environ | {
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(FAKES)]),
         "NIGHTJAR_FAKE": fake,
         "NIGHTJAR_FAKE_MODEL": str(tiny_model),
         "PREFECT_API_URL": str(PREFECT_API_URL.value()),
         "OMP_NUM_THREADS": "1",
     }
+
+
+def run_command(nights, tiny_model: Path, fake: str = "") -> subprocess.CompletedProcess:
+    environment = environment_of(tiny_model, fake)
     command = [sys.executable, str(FAKES / "fake_cli.py"), "run", str(nights.config_path), "--plain"]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
 
@@ -72,30 +79,39 @@ def _mlflow_states(nights) -> list[str]:
     return [run.info.status for run in found]
 
 
-@pytest.mark.usefixtures("light_registry")
-def test_interrupt_leaves_no_process_and_a_night_to_continue(nights, tiny_model) -> None:
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(FAKES)]),
-        "NIGHTJAR_FAKE": "sft=hang",
-        "NIGHTJAR_FAKE_MODEL": str(tiny_model),
-        "PREFECT_API_URL": str(PREFECT_API_URL.value()),
-    }
+@pytest.mark.parametrize("embedded", [False, True], ids=["with-server", "embedded-and-whole-group"])
+def test_interrupt_leaves_no_process_and_a_night_to_continue(nights, tiny_model, embedded: bool) -> None:
+    """Ctrl-C in a terminal reaches the whole process group, Prefect's temporary server with it."""
+    environment = environment_of(tiny_model, "sft=hang")
+    if embedded:
+        environment.pop("PREFECT_API_URL")
     command = [sys.executable, str(FAKES / "fake_cli.py"), "run", str(nights.config_path), "--plain"]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
     directory = nights.home / "runs/fake-0001/sft"
     _wait_for(directory / "child.pid", process)
-    process.terminate()
+    if embedded:
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.terminate()
     told, _ = process.communicate(timeout=60)
     assert process.returncode == 130, told
     assert "Repeat the command to go on" in told
     assert "Traceback" not in told
     assert processes_of(directory) == []
+    assert _living_in_session(process.pid) == [], "the temporary server is gone as well"
     assert NightBook(nights.home).load("fake-0001").status == "running"
 
 
-def _wait_for(file: Path, process: subprocess.Popen) -> None:
-    import time
+def _living_in_session(session: int) -> list[str]:
+    def is_living(process: psutil.Process) -> bool:
+        return os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE
 
+    return [" ".join(process.cmdline()) for process in psutil.process_iter() if is_living(process)]
+
+
+def _wait_for(file: Path, process: subprocess.Popen) -> None:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         if file.exists():
