@@ -33,7 +33,7 @@ demo: install ## one night on data and a model made here; again for a second nig
 	OMP_NUM_THREADS= $(BIN)/nightjar run configs/quickstart.yaml
 
 test: install ## all quick tests
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not integration"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not integration"
 
 test-slow: install ## real models and long loops
 	$(BIN)/python -m pytest -m slow

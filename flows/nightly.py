@@ -12,6 +12,7 @@ from prefect.states import Completed, Failed
 
 from configs.errors import NightjarError
 from configs.schema import NightConfig, load_config
+from flows.flow_log import FlowLog
 from flows.night_tasks import gate_task, promote_task, reconcile_task, register_task, report_task, stage_task
 from flows.request import NightRequest
 from flows.stopping import leave_if_embedded
@@ -24,7 +25,7 @@ from tasks.night_state import NightBook
 from tasks.night_tracking import NightTracker
 from tasks.night_work import NightWork
 from tasks.preflight import check_before, check_tracking
-from tasks.progress import listener
+from tasks.progress import listener, listening
 from tasks.promotion import Force
 from tasks.publish import publish_judgement, publish_summary, publish_validation
 from tasks.registry_errors import BannedVersion, LockHeld
@@ -60,7 +61,7 @@ def nightly(request: NightRequest) -> State[Any]:
         if _is_late(request):
             return _skipped(f"this start was due over {request.stale_after_hours:g} hours ago; a newer one catches up")
         home = home_of(config)
-        with only_night(home):
+        with only_night(home), listening(FlowLog(listener())):
             return _run(request, config, home)
     except LockHeld as busy:
         return _skipped(f"another night is running: {busy.message}")
