@@ -80,7 +80,9 @@ class PPOLoop:
 
     def run(self) -> None:
         """Train to the end and leave the best round's policy in place. Raises StageError, GuardStop."""
-        if not self._resume():
+        resumed = self._resume()
+        self.parts.updater.world.barrier()  # the main rank must not write a checkpoint that another still looks for
+        if not resumed:
             self._begin()
         while self.state.cursor.round < self.ppo.rounds:
             try:
@@ -99,12 +101,10 @@ class PPOLoop:
         assert self.state.batch is not None
         plan = self._plan(cursor.round, len(self.state.batch.indices))
         experiences = self.state.pool.take(self.state.batch.indices.tolist())
-        while cursor.step_in_round < len(plan):
+        while cursor.step_in_round < len(plan) and not cursor.round_over:
             batch = self.parts.updater.minibatch(plan[cursor.step_in_round], experiences)
             metrics = self.parts.updater.step(batch, self.state.batch, self._settings())
             self._after_step(metrics)
-            if self._moved_too_far(metrics):
-                break
 
     def _open_round(self) -> None:
         cursor = self.state.cursor
@@ -139,7 +139,7 @@ class PPOLoop:
             raise StageError(f"ppo: the first minibatch of round {cursor.round} has ratio {metrics['ratio_mean']}, not 1")
         cursor.step_in_round += 1
         cursor.step += 1
-        cursor.applied += int(metrics["applied"])
+        cursor.applied += int(metrics["applied"] and "ratio_mean" in metrics)
         if self.ppo.ema_decay is not None and metrics["applied"]:
             update_ema(self.state.ema, self.state.policy, self.ppo.ema_decay)
         metrics |= {"kl_coef": self.state.kl.kl_coef} | self._due_looks()
@@ -148,6 +148,7 @@ class PPOLoop:
         self._show(of_the_round)
         # What is true of the whole round is judged once, at its first step, or every warning would come many times.
         self._act(self.parts.guards.observe(cursor.step, of_the_round if cursor.step_in_round == 1 else metrics))
+        cursor.round_over = self._moved_too_far(metrics)  # before the checkpoint: a resumed run must stop here, too
         if cursor.step % self.replay.refresh_steps == 0 and self.state.batch is not None:
             self.parts.maker.refresh(self.state.batch)
         if cursor.step % self.checkpoint_every == 0:
@@ -204,7 +205,7 @@ class PPOLoop:
     def _end_round(self) -> None:
         cursor = self.state.cursor
         trained = cursor.round >= self.ppo.critic_warmup_rounds
-        cursor.round, cursor.step_in_round = cursor.round + 1, 0
+        cursor.next_round()
         self.state.batch = None
         if not trained:
             self._save_good()
@@ -235,7 +236,10 @@ class PPOLoop:
 
     def _finish(self) -> None:
         if self.state.cursor.applied == 0:
-            raise StageError("ppo: no optimiser step was applied: every loss or gradient was not finite")
+            raise StageError(
+                "ppo: no optimiser step of the policy was applied: each was not finite, or was rolled back",
+                "look at the events in metrics.jsonl; lower ppo.actor_lr, or look at the data",
+            )
         if self.state.best.tensors:
             self.state.policy.load_tensors(self.state.best.tensors)
 
@@ -296,8 +300,7 @@ class PPOLoop:
 
     def _skip_round(self) -> None:
         """The round whose data led here is not tried again: going on means new data."""
-        cursor = self.state.cursor
-        cursor.round, cursor.step_in_round = cursor.round + 1, 0
+        self.state.cursor.next_round()
         self.state.batch = None
         self._save_good()
 

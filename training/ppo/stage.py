@@ -96,7 +96,7 @@ def _sampler(
     fresh = ppo.rounds * rollout.n * rollout.prompts_per_round
     return PrioritizedSampler(
         max(1, stored + fresh), alpha=replay.alpha, beta_start=replay.beta_start, beta_end=replay.beta_end,
-        beta_steps=ppo.rounds, eps=replay.eps, seed=named_seed(seed, "ppo/sampler"),
+        beta_steps=max(1, ppo.rounds - 1), eps=replay.eps, seed=named_seed(seed, "ppo/sampler"),
     )  # fmt: skip
 
 

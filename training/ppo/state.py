@@ -21,15 +21,21 @@ KLController = AdaptiveKLController | FixedKLController
 
 @dataclass
 class Cursor:
-    """Where the run is. `step` counts optimiser steps tried, over all rounds, and never goes back."""
+    """Where the run is. `step` counts optimiser steps tried, over all rounds, and never goes back; `applied` those of
+    the policy that were applied and kept. `round_over`: the round ended early."""
 
     round: int = 0
     step_in_round: int = 0
     step: int = 0
     applied: int = 0
     good_step: int = -1
+    round_over: bool = False
     clip_ratio_low: float = 0.2
     clip_ratio_high: float = 0.2
+
+    def next_round(self) -> None:
+        """Move on to the next round's first step."""
+        self.round, self.step_in_round, self.round_over = self.round + 1, 0, False
 
 
 @dataclass
