@@ -1,0 +1,265 @@
+"""The rounds as a whole: what is measured, when a round ends, which policy is handed on."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from configs.schema.ppo import KLControlConfig
+from tests.training.ppo.conftest import BuildLoop, loop_of
+from tests.training.stages import GUARDS, PPO, REPLAY, ROLLOUT
+from training.contract import METRICS
+from training.errors import StageError
+from training.ppo.loop import BASELINE_METRICS, STEP_METRICS, PPOLoop
+from training.ppo.probe import selection_score
+from training.recorder import read_lines
+
+
+def lines(loop: PPOLoop) -> list[dict[str, Any]]:
+    return read_lines(loop.context.directory / METRICS)
+
+
+def events(loop: PPOLoop, kind: str) -> list[dict[str, Any]]:
+    return [line for line in lines(loop) if line.get("event") == kind]
+
+
+def steps(loop: PPOLoop) -> list[dict[str, Any]]:
+    """Lines of optimiser steps, without those of probes between rounds."""
+    return [line for line in lines(loop) if "value_loss" in line]
+
+
+def ran(build_loop: BuildLoop, name: str = "ppo", ppo: dict[str, Any] | None = None, **sections: Any) -> PPOLoop:
+    loop = build_loop(name, ppo=PPO.model_copy(update=ppo or {}), **sections)
+    loop.run()
+    return loop
+
+
+def test_every_round_takes_its_steps(build_loop: BuildLoop):
+    """3 rounds x 2 epochs x 16 / 8 answers, the first round for the critic alone."""
+    loop = ran(build_loop)
+    assert [line["step"] for line in steps(loop)] == list(range(1, 13))
+    assert (loop.state.cursor.step, loop.state.cursor.applied, loop.state.cursor.round) == (12, 8, 3)
+    assert (loop.state.actor.steps_done, loop.state.critic_engine.steps_done) == (8, 12)
+    assert (loop.state.actor.settings.total_steps, loop.state.critic_engine.settings.total_steps) == (8, 12)
+    assert [("policy_loss" in line) for line in steps(loop)] == [False] * 4 + [True] * 8
+    assert [event["answers"] for event in events(loop, "round")] == [16, 16, 16]
+    assert len(loop.state.pool.fresh) == 3 * 12
+
+
+def test_the_first_step_of_a_round_has_ratio_one(build_loop: BuildLoop):
+    loop = ran(build_loop)
+    ratios = [line["ratio_mean"] for line in steps(loop) if "ratio_mean" in line]
+    assert ratios[0] == pytest.approx(1.0, abs=1e-9)
+    assert ratios[4] == pytest.approx(1.0, abs=1e-9)
+    assert all(abs(ratio - 1) > 1e-6 for ratio in ratios[1:4])
+
+
+def test_a_ratio_that_is_not_one_ends_the_run(build_loop: BuildLoop):
+    """As when the old pass and the update lay the answers out differently."""
+    loop = build_loop()
+    make = loop.parts.maker.make
+
+    def spoilt(*arguments: Any) -> Any:
+        batch, metrics = make(*arguments)
+        batch.old_log_probs += 0.01 * batch.response_mask
+        return batch, metrics
+
+    loop.parts.maker.make = spoilt
+    with pytest.raises(StageError, match=r"first minibatch of round 1 has ratio 0.99\d+, not 1"):
+        loop.run()
+
+
+def test_what_guards_may_watch_is_what_is_measured(build_loop: BuildLoop):
+    """No name too many, no name too few."""
+    loop = ran(build_loop)
+    recorded = [set(line) - {"step", "time", "nonfinite"} for line in lines(loop) if "event" not in line]
+    assert set(recorded[0]) - {"selection_score"} == set(BASELINE_METRICS)
+    assert set().union(*recorded) - {"selection_score"} == set(STEP_METRICS)
+
+
+def test_probes_come_when_they_are_due(build_loop: BuildLoop):
+    loop = ran(build_loop)
+    assert [line["step"] for line in steps(loop) if "kl_ref" in line] == [3, 6, 9, 12]
+    assert [line["step"] for line in steps(loop) if "perplexity" in line] == [4, 8, 12]
+    between = [line for line in lines(loop) if "selection_score" in line]
+    assert [line["step"] for line in between] == [8, 12]
+    assert "perplexity" in between[-1], "the end of the run is looked at in any case"
+    assert all(line["kl_ref"] > 0 for line in between)
+    assert lines(loop)[0]["kl_ref"] == 0.0
+
+
+def test_priorities_are_refreshed_when_due(build_loop: BuildLoop):
+    loop = build_loop(replay=REPLAY.model_copy(update={"refresh_steps": 5}))
+    calls, refresh = [], loop.parts.maker.refresh
+    loop.parts.maker.refresh = lambda batch: (calls.append(loop.state.cursor.step), refresh(batch))
+    loop.run()
+    assert calls == [5, 10]
+
+
+def test_beta_reaches_its_end_with_the_last_round(build_loop: BuildLoop):
+    loop = build_loop()
+    betas, sample = [], loop.state.sampler.sample
+    loop.state.sampler.sample = lambda *a: (betas.append(loop.state.sampler.beta), sample(*a))[1]
+    loop.run()
+    assert betas[0] == pytest.approx(0.4)
+    assert betas[-1] == pytest.approx(1.0)
+    assert betas == sorted(betas)
+
+
+def test_a_policy_that_moved_too_far_ends_the_round(build_loop: BuildLoop):
+    loop = ran(build_loop, ppo={"max_approx_kl": 1e-7, "actor_lr": 1e-2})
+    told = events(loop, "early_stop")
+    assert [event["round"] for event in told] == [1, 2]
+    assert all(event["approx_kl"] > event["limit"] == 1e-7 for event in told)
+    assert 4 + 2 <= loop.state.cursor.step < 12
+    assert loop.state.cursor.round == 3
+    free = ran(build_loop, "free", ppo={"max_approx_kl": None, "actor_lr": 1e-2})
+    assert not events(free, "early_stop")
+
+
+def test_the_kl_coefficient_follows_the_measured_kl(build_loop: BuildLoop):
+    control = KLControlConfig(kl_coef=0.05, target_kl=1e-9, horizon=100)
+    loop = ran(build_loop, ppo={"kl_ctrl": control})
+    coefs = [line["kl_coef"] for line in steps(loop)]
+    # far above its target: the error is clipped at 0.2, 16 answers a round over a horizon of 100
+    grown = 1 + 0.2 * 16 / 100
+    assert coefs == pytest.approx([0.05] * 8 + [0.05 * grown] * 4)
+    assert loop.state.kl.kl_coef == pytest.approx(0.05 * grown**2)
+    fixed = ran(build_loop, "fixed", ppo={"kl_ctrl": KLControlConfig(type="fixed", kl_coef=0.03)})
+    assert {line["kl_coef"] for line in steps(fixed)} == {0.03}
+
+
+def test_the_best_round_is_handed_on(build_loop: BuildLoop):
+    loop = build_loop(ppo=PPO.model_copy(update={"rounds": 5}))
+    kept: dict[int, dict[str, torch.Tensor]] = {}
+    scores = iter([0.0, 1.0, 3.0, 2.0, math.nan])
+    measure = loop.parts.prober.measure
+
+    def scored(limit: int) -> Any:
+        probe = measure(limit)
+        if limit == 8:  # a selection, not a guard's look
+            object.__setattr__(probe, "heldout_reward", next(scores))
+            object.__setattr__(probe, "kl_ref", 0.0)
+            kept[loop.state.cursor.round] = loop.state.policy.tensors()
+        return probe
+
+    loop.parts.prober.measure = scored
+    loop.run()
+    assert loop.state.best.round == 3
+    assert loop.state.best.score == 3.0
+    assert loop.state.best.probe["heldout_reward"] == 3.0
+    assert [event["round"] for event in events(loop, "best_round")] == [0, 2, 3]
+    assert all(torch.equal(t, kept[3][n]) for n, t in loop.state.policy.tensors().items())
+    assert any(not torch.equal(t, kept[5][n]) for n, t in loop.state.policy.tensors().items())
+
+
+def test_a_policy_that_only_got_worse_is_not_handed_on(build_loop: BuildLoop):
+    loop = ran(build_loop, ppo={"selection_kl_cost": 1e9})
+    assert loop.state.best.round == 0
+    reference = loop.parts.updater.actors.reference
+    policy = loop.parts.updater.actors.policy
+    groups = loop.parts.held_out[:2]
+    from training.sft import response_nll
+
+    assert response_nll(policy, groups, 500) == response_nll(reference, groups, 500)
+
+
+def test_without_selection_the_last_round_is_handed_on(build_loop: BuildLoop):
+    loop = build_loop(ppo=PPO.model_copy(update={"select_best": False, "selection_kl_cost": 1e9}))
+    kept: list[dict[str, torch.Tensor]] = []
+    end = loop._end_round
+    loop._end_round = lambda: (kept.append(loop.state.policy.tensors()), end())
+    loop.run()
+    assert loop.state.best.round == 3
+    assert all(torch.equal(t, kept[-1][n]) for n, t in loop.state.policy.tensors().items())
+
+
+def test_the_average_of_the_policy_by_hand(build_loop: BuildLoop):
+    loop = build_loop(ppo=PPO.model_copy(update={"ema_decay": 0.7, "select_best": False}))
+    expected = loop.state.policy.tensors()
+    seen: list[dict[str, torch.Tensor]] = []
+    step = loop.parts.updater.step
+
+    def watched(*arguments: Any) -> Any:
+        metrics = step(*arguments)
+        seen.append(loop.state.policy.tensors())
+        return metrics
+
+    loop.parts.updater.step = watched
+    loop.run()
+    for tensors in seen:
+        expected = {name: 0.7 * e + 0.3 * tensors[name] for name, e in expected.items()}
+    for name, tensor in loop.state.policy.tensors().items():
+        torch.testing.assert_close(tensor, expected[name], atol=1e-6, rtol=0)
+    assert any(not torch.allclose(t, seen[-1][n]) for n, t in loop.state.policy.tensors().items())
+
+
+def test_training_goes_on_from_the_policy_not_from_its_average(build_loop: BuildLoop):
+    runs = {decay: ran(build_loop, f"ema-{decay}", ppo={"ema_decay": decay}) for decay in (None, 0.9)}
+    losses = [[line["policy_loss"] for line in steps(loop) if "policy_loss" in line] for loop in runs.values()]
+    assert losses[0][:4] == losses[1][:4]
+    assert losses[0][4:] == losses[1][4:]
+
+
+def test_a_run_that_applied_no_policy_step_fails(build_loop: BuildLoop):
+    """The critic's steps do not count."""
+    loop = build_loop()
+    step = loop.state.actor.step
+    loop.state.actor.step = lambda loss_is_finite=True: step(False)
+    with pytest.raises(StageError, match="no optimiser step of the policy was applied"):
+        loop.run()
+    assert [line["applied"] for line in steps(loop)] == [1.0] * 4 + [0.0] * 8
+
+
+def test_stored_answers_alone_will_do(build_loop: BuildLoop):
+    loop = ran(build_loop, rollout=ROLLOUT.model_copy(update={"n": 0}))
+    assert loop.state.pool.fresh == []
+    assert {line["fresh_share"] for line in steps(loop)} == {0.0}
+    assert loop.state.cursor.applied == 8
+
+
+def test_selection_uses_the_held_out_prompts(build_loop: BuildLoop):
+    loop = ran(build_loop)
+    train = {e.prompt_id for e in loop.state.pool.fresh}
+    assert train.isdisjoint(p.prompt_id for p in loop.parts.prober.prompts)
+    last = [line for line in lines(loop) if "selection_score" in line][-1]
+    probe = loop.parts.prober.measure(8)
+    if loop.state.best.round == 3:
+        assert last["selection_score"] == selection_score(probe, loop.ppo)
+
+
+def test_the_same_seed_is_the_same_run_and_another_is_not(build_loop: BuildLoop):
+    def history(name: str, **ppo: Any) -> str:
+        kept = [
+            {k: v for k, v in line.items() if k not in ("time", "tokens_per_second")}
+            for line in lines(ran(build_loop, name, ppo=ppo))
+        ]
+        return json.dumps(kept)
+
+    assert history("one") == history("two")
+    assert history("one again", actor_lr=2e-3) != history("two again")
+
+
+def test_a_spec_that_changed_begins_anew(build_loop: BuildLoop, tmp_path: Path):
+    """In a folder that another run left: its checkpoints and good states are neither used nor in the way."""
+    ran(build_loop, "folder", ppo={"rounds": 4})
+    again = ran(build_loop, "folder", ppo={"actor_lr": 2e-3, "rounds": 2})
+    alone = ran(build_loop, "alone", ppo={"actor_lr": 2e-3, "rounds": 2})
+    assert all(torch.equal(t, alone.state.policy.tensors()[n]) for n, t in again.state.policy.tensors().items())
+    assert [line["step"] for line in steps(again)] == list(range(1, 9))
+    assert again.parts.good.steps() == alone.parts.good.steps()
+    assert again.parts.checkpoints.steps() == alone.parts.checkpoints.steps()
+
+
+def test_a_finished_run_has_nothing_left_to_do(build_loop: BuildLoop):
+    loop = ran(build_loop)
+    again = loop_of(loop.context.directory)
+    again.run()
+    assert all(torch.equal(t, loop.state.policy.tensors()[n]) for n, t in again.state.policy.tensors().items())
+    assert len(steps(again)) == 12
+    assert GUARDS.rules == []
