@@ -118,7 +118,7 @@ def _run_opened(request: NightRequest, config: NightConfig, book: NightBook, sit
 
 def _judged_so_far(night: NightWork) -> tuple[EvaluationReport | None, GateDecision | None]:
     """What a night that fails behind its gate has to show all the same."""
-    if night.state.verdict is None:
+    if night.state.verdict is None or "evaluate" not in night.results:
         return None, None
     report = read_report(Path(night.results["evaluate"].output("report").path))
     publish_judgement(night, report)
