@@ -59,7 +59,8 @@ def open_night(book: NightBook, config: NightConfig, source: Source, again: bool
         if unfinished is not None and unfinished.status == "running":
             return Opened(unfinished, continued=True)
         if unfinished is not None and unfinished.fingerprint == _fingerprint_or_nothing(source):
-            return Opened(book.change(unfinished, status="running", ended=None, reason=None, verdict=None), continued=True)
+            anew = book.change(unfinished, status="running", ended=None, reason=None, verdict=None)
+            return Opened(anew, continued=True)
     source.deliver(index)
     fingerprint = source.fingerprint()
     if not again:
