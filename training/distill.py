@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -89,15 +90,17 @@ def run(context: StageContext) -> StageOutcome:
     models, config = context.section("models", ModelsConfig), context.section("distill", DistillConfig)
     snapshot = context.input("snapshot")
     own = _policy_pairs(context, models, config)
-    train_rows, held_out_rows = read_split(snapshot, "train"), read_split(snapshot, "validation")
+    train_rows = read_split(snapshot, "train")
+    held_out_rows = read_split(snapshot, "validation")[: config.max_validation_rows]
     teacher = _Teacher(context, models)
     network = _build_student(context, models, config)
     encoder = Encoder(network.backbone.tokenizer, models)
     taught = _taught(train_rows + own, teacher, encoder, config, labelled=len(train_rows))
-    held_out = _taught(held_out_rows[: config.max_validation_rows], teacher, encoder, config) if held_out_rows else taught
+    held_out_has_pairs = bool(encode_pairs(held_out_rows, encoder)[0])
+    held_out = _taught(held_out_rows, teacher, encoder, config) if held_out_has_pairs else taught
     taught, held_out, centre = _centred(taught, held_out)
     layout = resolve_layout(models.layout, [pair.group for pair in taught.pairs])
-    teacher_facts = teacher.facts([pair.group for pair in held_out.pairs], layout, config)
+    teacher_facts = teacher.facts(held_out_rows if held_out_has_pairs else train_rows, layout, config)
     del teacher
     fit(DistillTask(network, taught, held_out, config, layout), config, context, current_world())
     student = RewardModel(network, _description(context, models, config))
@@ -122,8 +125,9 @@ class _Teacher:
         scores = self.model.scores(groups, config.max_tokens_per_microbatch, layout).reshape(-1, 2)
         return {pair.row_id: score for pair, score in zip(pairs, scores, strict=True)}
 
-    def facts(self, groups: Sequence[Group], layout: str, config: DistillConfig) -> dict[str, float]:
-        """Parameters and seconds a pair, to compare the student with."""
+    def facts(self, rows: Sequence[Mapping[str, Any]], layout: str, config: DistillConfig) -> dict[str, float]:
+        """Parameters, and seconds for these rows, to compare the student with."""
+        groups = [pair.group for pair in encode_pairs(rows, self.encoder)[0]]
         return {
             "teacher_parameters": float(self.model.num_parameters()),
             "teacher_seconds": _seconds(self.model, groups, config.max_tokens_per_microbatch, layout),
@@ -208,10 +212,13 @@ def _finish(
     groups = [pair.group for pair in held_out.pairs]
     scores = student.scores(groups, config.max_tokens_per_microbatch, layout).reshape(-1, 2)
     comparison = compare(held_out.teacher, scores, groups)
-    comparison |= dict(teacher_facts) | {"parameters": float(student.num_parameters())}
+    kept = {key: value for key, value in teacher_facts.items() if key != "teacher_seconds"}
+    comparison |= kept | {"parameters": float(student.num_parameters())}
     comparison["parameter_ratio"] = comparison["parameters"] / teacher_facts["teacher_parameters"]
+    # What a clock says stays out of the files: the same student must have the same digest, or caches miss.
     seconds = _seconds(student, groups, config.max_tokens_per_microbatch, layout)
-    comparison["speed_ratio"] = teacher_facts["teacher_seconds"] / max(seconds, 1e-9)
+    timed = {key: value for key, value in teacher_facts.items() if key not in kept}
+    timed["speed_ratio"] = teacher_facts["teacher_seconds"] / max(seconds, 1e-9)
     limit = config.max_student_teacher_kl
     if limit is not None and not comparison["student_teacher_kl"] < limit:
         raise StageError(
@@ -228,7 +235,7 @@ def _finish(
         shutil.rmtree(folder, ignore_errors=True)
         student.save(folder)
         write_json(file, {"comparison": comparison, "student": asdict(report)})
-    return StageOutcome({"reward_model": folder, "comparison": file}, comparison, {"layout": layout})
+    return StageOutcome({"reward_model": folder, "comparison": file}, comparison | timed, {"layout": layout})
 
 
 def compare(teacher: torch.Tensor, student: torch.Tensor, groups: Sequence[Group]) -> dict[str, float]:
@@ -239,9 +246,10 @@ def compare(teacher: torch.Tensor, student: torch.Tensor, groups: Sequence[Group
     of_student = margin_report(student[:, 0], student[:, 1], lengths)
     residual = (teacher_margins - student_margins).double().square().sum()
     spread = (teacher_margins - teacher_margins.mean()).double().square().sum()
+    tau = float(kendalltau(teacher.reshape(-1).numpy(), student.reshape(-1).numpy()).statistic)
     return {
         "student_teacher_kl": float(preference_kl(teacher_margins, student_margins)),
-        "kendall_tau": float(kendalltau(teacher.reshape(-1).numpy(), student.reshape(-1).numpy()).statistic),
+        "kendall_tau": tau if math.isfinite(tau) else 0.0,  # one side ranks nothing
         "margin_r2": float(1 - residual / spread) if float(spread) > 0 else 0.0,
         "teacher_accuracy": of_teacher.accuracy,
         "accuracy": of_student.accuracy,
