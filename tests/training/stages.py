@@ -47,7 +47,7 @@ ROLLOUT = RolloutConfig(n=2, prompts_per_round=6)
 REPLAY = ReplayConfig(refresh_steps=3)
 PPO = PPOConfig(
     rounds=3, critic_warmup_rounds=1, train_batch_size=16, ppo_mini_batch_size=8, ppo_epochs=2, actor_lr=1e-3,
-    critic_lr=1e-2, lora_rank=4, lora_alpha=8, checkpoint_every=1, selection_prompts=8, max_approx_kl=None,
+    critic_lr=1e-2, lora_rank=4, lora_alpha=8, checkpoint_every=4, selection_prompts=8, max_approx_kl=None,
 )  # fmt: skip
 GUARDS = GuardsConfig(kl_probe_prompts=4, kl_probe_steps=3, perplexity_steps=4, perplexity_rows=8, rules=[])
 EVALUATION = EvaluationConfig(prompts=16, perplexity_rows=16, bootstrap_samples=200, gold_function="quickstart")
