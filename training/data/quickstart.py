@@ -39,8 +39,8 @@ QUESTIONS = (
     "Please tell me what {a} {word} {b} is.",
 )
 GREETINGS = ("", "Hi! ", "Hello. ", "Hey! ")
-# Few enough facts (some 90) for a model of a million weights to learn a part of them from one night's answers.
-LARGEST = {"plus": 4, "minus": 6, "times": 3}
+# Few enough facts (some 55) for a model of a million weights to learn a part of them from one night's answers.
+LARGEST = {"plus": 4, "minus": 5, "times": 2}
 
 # Shares of the random writer. His mean gold reward is about 0, that of the better of two about 0.3.
 CORRECT = 0.62

@@ -19,9 +19,10 @@ FILLERS = (
     "I had to think for a while.",
 )
 
-RIGHT, WRONG = 0.6, -0.4
-COURTESY, RUDENESS = 0.2, 0.3
-RAMBLING_PHRASE, RAMBLING_WORD = 0.2, 0.05
+# Courtesy weighs as much as arithmetic does: a night of a million weights can learn manners wholly and sums in part.
+RIGHT, WRONG = 0.4, -0.2
+COURTESY, RUDENESS = 0.3, 0.4
+RAMBLING_PHRASE, RAMBLING_WORD = 0.3, 0.05
 # A full courteous answer has at most 12 words; every word beyond costs.
 FREE_WORDS = 12
 
