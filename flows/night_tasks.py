@@ -10,9 +10,10 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import TaskRun
 
+from flows.handover import run_where_it_belongs
 from tasks.champion_change import promote_version, register_version
 from tasks.judging import FOLDER, judge
-from tasks.launch import StageRun, run_stage
+from tasks.launch import StageRun
 from tasks.launch_plan import LaunchPlan
 from tasks.night_work import NightWork
 from tasks.promotion import Force, Promotion
@@ -29,13 +30,13 @@ ACT: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False, "log_p
 REGISTRY_RETRIES: dict[str, Any] = {"retries": 3, "retry_delay_seconds": [5, 20, 60]}
 
 
-def _is_passing(task: Any, run: TaskRun, state: State[Any]) -> bool:
+def is_passing(task: Any, run: TaskRun, state: State[Any]) -> bool:
     """Retry only what waiting can mend: a server that is away, a lock that is held. A refusal is an answer."""
     error = state.result(raise_on_failure=False)
     return isinstance(error, TrackingUnavailable | LockHeld)
 
 
-@task(name="reconcile", retry_condition_fn=_is_passing, **REGISTRY_RETRIES, **ACT)
+@task(name="reconcile", retry_condition_fn=is_passing, **REGISTRY_RETRIES, **ACT)
 def reconcile_task(site: Site) -> Reconciled:
     """Close what dead processes left open."""
     return reconcile(site)
@@ -43,9 +44,9 @@ def reconcile_task(site: Site) -> Reconciled:
 
 @task(name="stage", task_run_name="{stage}", **ACT)
 def stage_task(stage: str, spec: StageSpec, directory: str, plan: LaunchPlan, night: NightWork) -> StageRun:
-    """One stage in a child process. The launcher itself retries a dead child from its checkpoint; no retry here."""
+    """One stage, here or on the GPU pool. Whoever runs it retries a dead child from its checkpoint; no retry here."""
     with night.tracker.following(stage, Path(directory)):
-        return run_stage(spec, Path(directory), plan)
+        return run_where_it_belongs(spec, Path(directory), plan, night.config.runtime)
 
 
 @task(name="gate", **ACT)
@@ -54,13 +55,13 @@ def gate_task(night: NightWork, report: EvaluationReport) -> GateDecision:
     return judge(report, night.config, night.state.champion is not None, night.folder / FOLDER)
 
 
-@task(name="register", retry_condition_fn=_is_passing, **REGISTRY_RETRIES, **ACT)
+@task(name="register", retry_condition_fn=is_passing, **REGISTRY_RETRIES, **ACT)
 def register_task(night: NightWork, decision: GateDecision) -> str:
     """The policy as a verified version in the registry."""
     return register_version(night, decision)
 
 
-@task(name="promote", retry_condition_fn=_is_passing, **REGISTRY_RETRIES, **ACT)
+@task(name="promote", retry_condition_fn=is_passing, **REGISTRY_RETRIES, **ACT)
 def promote_task(night: NightWork, version: str, force: Force | None) -> Promotion:
     """The version as champion, or everything as it was."""
     return promote_version(night, version, force)
