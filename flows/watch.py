@@ -9,33 +9,35 @@ from typing import Any
 from prefect import State, flow, task
 from prefect.events import emit_event
 from prefect.states import Completed, Failed
-from pydantic import BaseModel, ConfigDict, Field
 
 from configs.errors import NightjarError
+from configs.schema import NightConfig
+from flows.automations import BREACHED_EVENT, rollback_is_automatic
 from flows.embedded import SERVER
+from flows.flow_log import FlowLog
+from flows.forms import Blocks, Form, Home
+from flows.handover import run_where_it_belongs
 from flows.night_tasks import ACT
-from flows.stopping import leave_if_embedded
 from tasks.last_config import last_config
-from tasks.launch import StageRun, run_stage
+from tasks.launch import StageRun
 from tasks.measure import Measurement, measured, prepare_measurement
 from tasks.night_state import NightBook
+from tasks.notify import notify
 from tasks.preflight import check_tracking
-from tasks.progress import listener
+from tasks.progress import listener, listening
 from tasks.reconcile import reconcile
 from tasks.rollback import rollback
 from tasks.site import Site
 from tasks.watching import WatchState, record_watch
 
-BREACHED_EVENT = "nightjar.champion.breached"
 BREACHED = "Breached"
 
 
-class WatchRequest(BaseModel):
+class WatchRequest(Form):
     """Which home's champion is measured."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    home: str = Field(description="Folder of runs, models and journal on the machine that measures.")
+    home: Home
+    notify: Blocks = ()
 
 
 @flow(name="watch", persist_result=False, log_prints=False)
@@ -43,49 +45,54 @@ def watch(request: WatchRequest) -> State[Any]:
     """Measure the champion once. Ends Completed within the limits, `Breached` (failed) otherwise.
 
     After `watch.patience` breaches in a row the event `nightjar.champion.breached` is emitted where there is a server,
-    whose automation runs the rollback; without a server this flow rolls back itself.
+    whose automation runs the rollback; without a server, or without that automation, this flow rolls back itself.
     """
     home = Path(request.home)
     try:
         config = last_config(home)
         site = Site.open(home, config.registry)
-        check_tracking(site.tracking_uri, config.registry.reach_timeout_seconds)
-        reconcile(site)
-        measurement = prepare_measurement(site, config, NightBook(home))
-        done = measure_task(measurement)
-        version = measurement.champion.version
-        state = record_watch(home, site.model, version, measured(done.result), config.watch)
-        return _act(site, state)
+        with listening(FlowLog(listener())):
+            state = _measure(site, config)
+            return _act(site, config, state, request)
     except NightjarError as error:
         return Failed(message=str(error))
-    except BaseException as error:
-        leave_if_embedded(error)
-        raise
+
+
+def _measure(site: Site, config: NightConfig) -> WatchState:
+    check_tracking(site.tracking_uri, config.registry.reach_timeout_seconds)
+    reconcile(site)
+    measurement = prepare_measurement(site, config, NightBook(site.home))
+    done = measure_task(measurement, config)
+    return record_watch(site.home, site.model, measurement.champion.version, measured(done.result), config.watch)
 
 
 @task(name="measure", **ACT)
-def measure_task(measurement: Measurement) -> StageRun:
-    """The evaluate stage, in a child process."""
-    return run_stage(measurement.spec, measurement.directory, measurement.plan)
+def measure_task(measurement: Measurement, config: NightConfig) -> StageRun:
+    """The evaluate stage, here or on the GPU pool."""
+    return run_where_it_belongs(measurement.spec, measurement.directory, measurement.plan, config.runtime)
 
 
-def _act(site: Site, state: WatchState) -> State[Any]:
+def _act(site: Site, config: NightConfig, state: WatchState, request: WatchRequest) -> State[Any]:
     if not state.breaches:
         told = f"version {state.version} of {site.model} keeps its limits"
         listener().note(told)
         return Completed(message=told)
     told = f"version {state.version} of {site.model}: {state.why} (patience {state.patience})"
     listener().note(told)
+    notify(request.notify, f"Nightjar: {site.model} breaks its limits", told)
     if state.must_roll_back:
-        _take_down(site, state)
+        _take_down(site, config, state)
     return Failed(name=BREACHED, message=told)
 
 
-def _take_down(site: Site, state: WatchState) -> None:
+def _take_down(site: Site, config: NightConfig, state: WatchState) -> None:
+    """By event where a server and its automation can hear it, so that the act is a run that people see; else here."""
     if os.environ.get(SERVER):
         resource = {"prefect.resource.id": f"nightjar.model.{site.model}", "nightjar.version": state.version}
         payload = {"why": state.why, "version": state.version, "home": str(site.home)}
         emit_event(event=BREACHED_EVENT, resource=resource, payload=payload)
-        return
+        if rollback_is_automatic(config.name):
+            return
+        listener().note("no automation hears the event on this server (`nightjar deploy` makes it): rolling back here")
     done = rollback(site, why=state.why, away_from=state.version, by="watch")
     listener().note(done.sentence)

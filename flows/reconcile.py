@@ -1,0 +1,64 @@
+"""What follows a night that failed or crashed, and runs on a schedule: close what dead processes left open, tell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from prefect import State, flow
+from prefect.states import Completed, Failed
+from pydantic import Field
+
+from configs.errors import NightjarError
+from flows.forms import Blocks, Form, Home
+from flows.lost_runs import close_lost_nights
+from flows.night_tasks import reconcile_task
+from tasks.last_config import site_of
+from tasks.notify import notify
+from tasks.preflight import check_tracking
+from tasks.reconcile import Reconciled
+
+
+class ReconcileRequest(Form):
+    """Which home is put in order, and what made somebody ask."""
+
+    home: Home
+    deployment: Annotated[
+        str | None,
+        Field(title="Nights of", description="Deployment of the nights (flow/name) whose dead runs are closed too."),
+    ] = None
+    occasion: Annotated[
+        str, Field(title="Occasion", description="What happened, in words; set by the automation. Empty: the schedule.")
+    ] = ""
+    notify: Blocks = ()
+
+
+@flow(name="reconcile", persist_result=False, log_prints=False)
+def reconcile(request: ReconcileRequest) -> State[Any]:
+    """Revert half promotions, end runs of dead processes in MLflow and Prefect. Safe at any time, also twice.
+
+    Ends failed when something is left for a person. Tells people when there was an occasion or something to do.
+    """
+    lost = close_lost_nights(Path(request.home), request.deployment) if request.deployment else []
+    try:
+        site = site_of(Path(request.home))
+        check_tracking(site.tracking_uri, site.config.reach_timeout_seconds)
+        done = reconcile_task(site)
+    except NightjarError as error:
+        _tell(request, [*lost, str(error)], "needs a person")
+        return Failed(message=str(error))
+    sentences = [*lost, *done.settled, *_closed(done), *done.problems]
+    if request.occasion or sentences:
+        _tell(request, sentences, "needs a person" if done.problems else "is in order")
+    if done.problems:
+        return Failed(message="\n".join(done.problems))
+    return Completed(message="\n".join(sentences) or "nothing to do: everything was closed properly")
+
+
+def _closed(done: Reconciled) -> list[str]:
+    return [f"MLflow run {run} of a dead process was ended as KILLED" for run in done.closed_runs]
+
+
+def _tell(request: ReconcileRequest, sentences: list[str], how: str) -> None:
+    body = "\n".join([request.occasion, *sentences]).strip() or "nothing was left open; the champion stands"
+    notify(request.notify, f"Nightjar: {request.home} {how}", body)
