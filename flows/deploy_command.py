@@ -1,0 +1,162 @@
+"""`nightjar deploy`: from a config and a few choices to pools, deployments, schedules and automations on a server."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import typer
+
+from configs.errors import ConfigError, NightjarError
+
+_OFF = "off"
+_FIXED_ZONES = frozenset({"UTC", "Etc/UTC", "GMT", "Etc/GMT", "Z"})
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command(name="deploy")(deploy_command)
+
+
+def deploy_command(
+    config: Annotated[Path, typer.Argument(help="The night's YAML.", show_default=False)],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Settings laid over the YAML in every night.", show_default=False)
+    ] = None,
+    cron: Annotated[str, typer.Option(help="When a night starts; `off` removes the schedule.")] = "0 4 * * *",
+    watch_cron: Annotated[str, typer.Option(help="When the champion is measured; `off` removes it.")] = "30 */6 * * *",
+    timezone: Annotated[str, typer.Option(help="Zone of both crons, such as Europe/Berlin.")] = "UTC",
+    approval_hours: Annotated[
+        float, typer.Option(min=0.0, help="Ask a person about undecided nights, for so many hours. 0: never ask.")
+    ] = 0.0,
+    notify: Annotated[
+        list[str] | None, typer.Option(help="Notification block, type/name, such as slack-webhook/ops. Repeatable.")
+    ] = None,
+    gpu_pool: Annotated[
+        bool, typer.Option("--gpu-pool/--no-gpu-pool", help="Hand heavy stages to the pool gpu, or run them in place.")
+    ] = True,
+    gpu_slots: Annotated[int, typer.Option(min=1, help="Stages that the GPU pool runs at once.")] = 1,
+    config_at: Annotated[
+        str | None, typer.Option(help="Path of the YAML as workers see it. Default: its absolute path here.")
+    ] = None,
+    cpu_job: Annotated[
+        list[str] | None, typer.Option(help="Job variable of the CPU pool's runs, KEY=VALUE (image=...). Repeatable.")
+    ] = None,
+    gpu_job: Annotated[
+        list[str] | None, typer.Option(help="Job variable of the GPU pool's runs, KEY=VALUE. Repeatable.")
+    ] = None,
+) -> None:
+    """Put pools, limits, deployments, schedules and automations on the Prefect server of PREFECT_API_URL.
+
+    Idempotent: repeat it after every change of the config or of these choices. What is no longer wanted is removed;
+    what somebody has switched off in the browser stays off.
+    """
+    from flows.embedded import prepare_prefect
+    from tasks.home import home_of
+
+    server_required()
+    loaded = _load(config, overrides or [])
+    prepare_prefect(home_of(loaded))
+    from flows.deploy import deploy
+    from flows.deployments import Chain
+
+    chain = Chain(
+        name=loaded.name,
+        model=loaded.registry.model,
+        config=config_at or str(config.expanduser().resolve()),
+        home=str(home_of(loaded)),
+        overrides=tuple(overrides or ()),
+        cron=cron_or_off("--cron", cron),
+        watch_cron=cron_or_off("--watch-cron", watch_cron),
+        timezone=known_zone(timezone),
+        approval_hours=approval_hours or None,
+        notify=tuple(notify or ()),
+        gpu_pool=gpu_pool,
+        gpu_slots=gpu_slots,
+        cpu_job=_pairs("--cpu-job", cpu_job or []),
+        gpu_job=_pairs("--gpu-job", gpu_job or []),
+    )
+    for sentence in deploy(chain):
+        typer.echo(sentence)
+    for remark in remarks(chain.cron, chain.watch_cron, chain.timezone, chain.notify):
+        typer.echo(f"look: {remark}")
+
+
+def server_required() -> None:
+    """Raises ConfigError without a server: the temporary one would forget everything at once."""
+    if not os.environ.get("PREFECT_API_URL"):
+        raise ConfigError(
+            "there is no Prefect server to deploy to: PREFECT_API_URL is not set",
+            "`make stack` starts one on this machine and says its address; docs/operations.md tells of real ones",
+        )
+
+
+def cron_or_off(option: str, text: str) -> str | None:
+    """The cron, or None for `off`. Raises ConfigError."""
+    if text.strip().lower() == _OFF:
+        return None
+    from prefect.client.schemas.schedules import CronSchedule
+    from pydantic import ValidationError
+
+    try:
+        return CronSchedule(cron=text, timezone="UTC").cron
+    except ValidationError:
+        raise ConfigError(f"{option} {text!r} is no cron", "write five fields, such as '0 4 * * *', or off") from None
+
+
+def known_zone(name: str) -> str:
+    """The zone's name. Raises ConfigError when there is none."""
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError):
+        raise ConfigError(f"--timezone {name!r} is not known", "write one such as UTC or Europe/Berlin") from None
+    return name
+
+
+def remarks(cron: str | None, watch_cron: str | None, zone: str, blocks: Sequence[str]) -> list[str]:
+    """What works, but somebody should know."""
+    found = []
+    for option, value in (("--cron", cron), ("--watch-cron", watch_cron)):
+        if value is not None and zone not in _FIXED_ZONES and _hours(value) & {1, 2}:
+            found.append(
+                f"{option} {value!r} falls between 01:00 and 03:00 in {zone}, where clocks are changed: once a year it "
+                "is skipped and once it may run twice; choose another hour"
+            )
+    if blocks:
+        from tasks.notify import check_blocks
+
+        try:
+            check_blocks(blocks)
+        except NightjarError as error:
+            found.append(str(error))
+    return found
+
+
+def _hours(cron: str) -> set[int]:
+    """Hours that a cron's second field names one by one, in a list or in a range."""
+    hours: set[int] = set()
+    for part in cron.split()[1].split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if match:
+            hours |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return hours
+
+
+def _pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
+    pairs = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key or key == "env":
+            raise ConfigError(f"{option} {text!r} is no job variable", "write KEY=VALUE; `env` is set by Nightjar")
+        pairs[key] = value
+    return pairs
+
+
+def _load(config: Path, overrides: Sequence[str]):  # type: ignore[no-untyped-def]  # NightConfig, imported late
+    from configs.schema import load_config
+
+    return load_config(config, overrides)
