@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from configs.errors import NightjarError
+from flows.deploy_command import register as register_deploy
 
 HELP = """[bold]Nightjar[/]: nightly offline RLHF that a team can leave alone.
 
@@ -158,6 +159,9 @@ def doctor(config: Annotated[Path | None, typer.Argument(help="Check this config
     view, healthy = doctor_view(config)
     Console().print(view)
     raise typer.Exit(0 if healthy else EXIT_USER)
+
+
+register_deploy(app)
 
 
 def say(text: str) -> None:
