@@ -67,6 +67,7 @@ def default_rules() -> list[GuardRule]:
         GuardRule(metric="loss", op="nonfinite", action="rollback", then=halve),
         GuardRule(metric="grad_norm", op="nonfinite", action="rollback", then=halve),
         GuardRule(metric="critic_grad_norm", op="nonfinite", action="rollback", then=halve),
+        GuardRule(metric="reward_clip_frac", op=">", threshold=0.4, action="rollback", then=halve),
         GuardRule(metric="kl_ref", op=">", threshold=0.2, action="warn"),
         GuardRule(metric="kl_ref", op=">", threshold=0.3, action="rollback", then=halve),
         GuardRule(metric="advantage_variance", op="<", threshold=0.1, action="warn"),

@@ -12,7 +12,7 @@ from training.errors import StageError
 from training.objectives import masked_mean
 from training.ppo.experience import Experience, ExperiencePool, RoundBatch, padded, response_mask
 from training.ppo.probe import pass_log_probs_and_values
-from training.ppo.shaping import RewardScale, estimate_advantages, shape_scores, td_errors
+from training.ppo.shaping import RewardScale, clipped_share, estimate_advantages, shape_scores, td_errors
 from training.ppo.update import Updater, round_weight_metrics
 from training.replay.filter import preference_filter_weights
 from training.replay.importance import importance_weights
@@ -98,6 +98,7 @@ class RoundMaker:
         metrics = {
             "reward_mean": float(shaped.mean()),
             "reward_raw_mean": float(np.mean([e.score for e in experiences])),
+            "reward_clip_frac": clipped_share(experiences, self.ppo, self.scale),
             "advantage_variance": found.variance,
             "reward_kl": found.reward_kl,
             "kl_behavior": float(masked_mean(behavior - old_log_probs, mask)),

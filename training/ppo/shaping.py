@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from configs.schema.ppo import PPOConfig
@@ -31,6 +32,16 @@ def shape_scores(experiences: Sequence[Experience], ppo: PPOConfig, scale: Rewar
     unfinished = torch.tensor([not e.finished for e in experiences])
     lengths = torch.tensor([len(e.response_ids) for e in experiences], dtype=torch.float32)
     return scores - ppo.missing_eos_penalty * unfinished - overlong(lengths, ppo, scale.max_response_length)
+
+
+def clipped_share(experiences: Sequence[Experience], ppo: PPOConfig, scale: RewardScale) -> float:
+    """Share of the answers whose score lies beyond the clip: near 0, unless scores are damaged or say nothing more."""
+    if ppo.reward_clip is None:
+        return 0.0
+    scores = np.asarray([e.score for e in experiences], dtype=np.float64)
+    if ppo.normalize_reward:
+        scores = (scores - scale.mean) / max(scale.std, 1e-6)
+    return float((np.abs(scores) > ppo.reward_clip).mean())
 
 
 def overlong(lengths: torch.Tensor, ppo: PPOConfig, limit: int) -> torch.Tensor:
