@@ -392,5 +392,3 @@ def test_clipped_shares_by_hand():
     assert clipped_share(answers, plain.model_copy(update={"normalize_reward": True}), scale) == 0.25
     assert clipped_share(answers, plain.model_copy(update={"reward_clip": None}), scale) == 0.0
     assert np.isfinite(clipped_share(answers, PPO, RewardScale(0.0, 0.0, 9)))
-
-
