@@ -52,7 +52,8 @@ class ModelScorer:
         self.budget = budget
         self._policy_tokenizer = policy_tokenizer
         own = self.model.network.backbone.tokenizer
-        self._encoder = None if own.get_vocab() == policy_tokenizer.get_vocab() else Encoder(own, models)
+        self.encoder = Encoder(own, models)
+        self._same_tokens = own.get_vocab() == policy_tokenizer.get_vocab()
 
     def scores(self, questions: Sequence[Question]) -> NDArray[np.float32]:
         """One batched pass without gradients."""
@@ -62,11 +63,11 @@ class ModelScorer:
         return np.asarray(self.model.scores(groups, self.budget).numpy(), dtype=np.float32)
 
     def _group(self, question: Question) -> Group:
-        if self._encoder is None:
+        if self._same_tokens:
             return Group(question.prompt.token_ids, (question.response_ids,))
         text = decode_response(self._policy_tokenizer, question.response_ids)
-        prompt = self._encoder.prompt({**vars(question.prompt), "prompt": question.prompt.messages})
-        return Group(prompt.token_ids, (self._encoder.response(text).token_ids,))
+        prompt = self.encoder.prompt({**vars(question.prompt), "prompt": question.prompt.messages})
+        return Group(prompt.token_ids, (self.encoder.response(text).token_ids,))
 
 
 class FunctionScorer:

@@ -28,7 +28,7 @@ from training.evaluation.report import (
     slice_members,
     write_report,
 )
-from training.examples import Pair, Prompt, encode_imitation, encode_pairs, encode_prompts, read_split
+from training.examples import Prompt, encode_imitation, encode_pairs, encode_prompts, read_split
 from training.scoring import FunctionScorer, ModelScorer, Question, Scorer
 
 LEVELS = (0.8, 0.9, 0.95, 0.98, 0.99)
@@ -53,9 +53,8 @@ def run(context: StageContext) -> StageOutcome:
     train = _training_answers(respondent, refs["challenger"], snapshot_prompts(context, respondent, len(prompts)))
     scorers = _scorers(reward, config, models, refs, respondent.encoder.tokenizer)
     train_rewards = _score_all(scorers, answers, prompts, train)
-    pairs, _ = encode_pairs(held_out_rows, respondent.encoder)
     builder = _builder(config, prompts, context.spec.seed)
-    metrics = _metrics(builder, answers, train_rewards, _pair_points(scorers, pairs))
+    metrics = _metrics(builder, answers, train_rewards, _pair_points(scorers["reward"], held_out_rows))
     report = _report(context, prompts, answers, metrics, config)
     report_file, answers_file = context.output("report.json"), context.output("answers.parquet")
     write_report(report_file, report)
@@ -115,10 +114,12 @@ def _in_units(scorer: Scorer, name: str, questions: Sequence[Question]) -> Float
     return (scores - scorer.mean) / max(scorer.std, 1e-6) if isinstance(scorer, ModelScorer) else scores
 
 
-def _pair_points(scorers: Mapping[str, Scorer], pairs: Sequence[Pair]) -> Floats | None:
-    """1, 1/2 or 0 a held-out pair: does the reward model order it as the person did?"""
-    scorer = scorers["reward"]
-    if not isinstance(scorer, ModelScorer) or not pairs:
+def _pair_points(scorer: Scorer, rows: Sequence[Mapping[str, Any]]) -> Floats | None:
+    """1, 1/2 or 0 a held-out pair: does the reward model, in its own tokens, order it as the person did?"""
+    if not isinstance(scorer, ModelScorer):
+        return None
+    pairs, _ = encode_pairs(rows, scorer.encoder)
+    if not pairs:
         return None
     scores = scorer.model.scores([pair.group for pair in pairs], scorer.budget).reshape(-1, 2).double().numpy()
     return 0.5 + 0.5 * np.sign(scores[:, 0] - scores[:, 1])
