@@ -42,8 +42,9 @@ GREETINGS = ("", "Hi! ", "Hello. ", "Hey! ")
 # Few enough facts (some 55) for a model of a million weights to learn a part of them from one night's answers.
 LARGEST = {"plus": 4, "minus": 5, "times": 2}
 
-# Shares of the random writer. His mean gold reward is about 0, that of the better of two about 0.3.
+# Shares of the random writer. His mean gold reward is about 0.2, that of the better of two about 0.4.
 CORRECT = 0.62
+MISHEARD = 0.4  # of the wrong ones
 COURTEOUS_OPENING = 0.45
 COURTEOUS_CLOSING = 0.4
 RUDE_OPENING = 0.2
@@ -112,9 +113,10 @@ def corpus(seed: int, texts: int = 4_000) -> Iterator[str]:
         yield draw_answer(question, generator)
 
 
-def draw_question(generator: np.random.Generator) -> Question:
-    """A random question; its two numbers are at most LARGEST of its kind."""
-    category = str(generator.choice(list(OPERATIONS), p=[0.45, 0.35, 0.2]))
+def draw_question(generator: np.random.Generator, category: str | None = None) -> Question:
+    """A random question (of this kind, if one is given); its two numbers are at most LARGEST of its kind."""
+    if category is None:
+        category = str(generator.choice(list(OPERATIONS), p=[0.45, 0.35, 0.2]))
     largest = LARGEST[category]
     a, b = (int(number) for number in generator.integers(0, largest + 1, 2))
     if category == "minus":
@@ -140,12 +142,25 @@ def draw_answer(question: Question, generator: np.random.Generator) -> str:
 
 
 def _statement(question: Question, generator: np.random.Generator) -> str:
-    number = question.answer
+    """The sum and its result. Wrong is a near miss, or the right result of a question that was misheard."""
+    asked, number = question, question.answer
     if generator.random() >= CORRECT:
-        # A near miss, as people make them; never below zero, so that no sign has to be learned.
-        number = abs(number + int(generator.choice([-3, -2, -1, 1, 2, 3])))
-        number += number == question.answer
-    return f"It is {number}."
+        if generator.random() < MISHEARD:
+            asked = _misheard(question, generator)
+            number = asked.answer
+        else:
+            # As people make them; never below zero, so that no sign has to be learned.
+            number = abs(number + int(generator.choice([-3, -2, -1, 1, 2, 3])))
+            number += number == question.answer
+    return f"{asked.a} {asked.category} {asked.b} is {number}."
+
+
+def _misheard(question: Question, generator: np.random.Generator) -> Question:
+    """The same kind of question with other numbers."""
+    while True:
+        other = draw_question(generator, question.category)
+        if (other.a, other.b) != (question.a, question.b):
+            return other
 
 
 def _draw_pair(question: Question, config: QuickstartConfig, generator: np.random.Generator) -> tuple[str, str]:

@@ -34,13 +34,15 @@ def quickstart(prompt: Sequence[Message], response: str, reference: str | None =
     """Gold reward in [-1, 1]; 1 is right, courteous at both ends, and short.
 
     The right number comes from the question, else from `reference`. The stated number is the one after "is" (or "="),
-    and stating two different ones is stating none. Any text is scored; only a prompt without a question is a DataError.
+    and stating two different ones is stating none; so is repeating another question than the one asked. Any text is scored; only a prompt without a question is a DataError.
     """
-    right = _right_answer(prompt, reference)
+    asked = _asked(prompt)
+    right = _right_answer(asked, reference)
     text = " ".join(response.split())
     if not text:
         return -1.0
-    reward = RIGHT if _stated(text) == right else WRONG
+    misheard = asked is not None and any(found != asked for found in _QUESTION.findall(text))
+    reward = RIGHT if _stated(text) == right and not misheard else WRONG
     lower = text.casefold()
     reward += COURTESY * any(lower.startswith(phrase.casefold()) for phrase in OPENINGS)
     reward += COURTESY * any(lower.endswith(phrase.casefold()) for phrase in CLOSINGS)
@@ -50,11 +52,18 @@ def quickstart(prompt: Sequence[Message], response: str, reference: str | None =
     return max(-1.0, min(1.0, reward))
 
 
-def _right_answer(prompt: Sequence[Message], reference: str | None) -> int:
+def _asked(prompt: Sequence[Message]) -> tuple[str, str, str] | None:
+    """The last question of the user, as (first number, operation, second number)."""
     for turn in reversed(prompt):
         found = _QUESTION.search(turn["content"]) if turn["role"] == "user" else None
         if found:
-            return OPERATIONS[found[2]](int(found[1]), int(found[3]))
+            return (found[1], found[2], found[3])
+    return None
+
+
+def _right_answer(asked: tuple[str, str, str] | None, reference: str | None) -> int:
+    if asked is not None:
+        return OPERATIONS[asked[1]](int(asked[0]), int(asked[2]))
     if reference is not None and re.fullmatch(r"\s*-?\d+\s*", reference):
         return int(reference)
     raise DataError(
