@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Any
+from uuid import UUID
 
-from prefect import State, flow, task
+from prefect import State, flow, get_client, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.exceptions import FlowPauseTimeout
 from prefect.flow_runs import pause_flow_run
 from prefect.input import RunInput
-from prefect.states import Completed, Failed
+from prefect.runtime import flow_run
+from prefect.states import Completed, Failed, Running
 from pydantic import Field
 
 from configs.errors import NightjarError
@@ -80,7 +82,14 @@ def _ask(undecided: Undecided, request: ApproveRequest) -> Decision | None:
             poll_interval=_POLL_SECONDS,
         )
     except FlowPauseTimeout:
+        _wake_up()
         return None
+
+
+def _wake_up() -> None:
+    """Call this run Running again: the server turns whatever a timed-out pause ends in into a failure."""
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(UUID(str(flow_run.id)), Running(), force=True)
 
 
 def _carry_out(undecided: Undecided, decision: Decision | None, request: ApproveRequest) -> State[Any]:
