@@ -41,7 +41,10 @@ def deploy_command(
     ] = True,
     gpu_slots: Annotated[int, typer.Option(min=1, help="Stages that the GPU pool runs at once.")] = 1,
     config_at: Annotated[
-        str | None, typer.Option(help="Path of the YAML as workers see it. Default: its absolute path here.")
+        str | None,
+        typer.Option(
+            help="Path of the YAML as workers see it. Default: its absolute path here, and runs start in this folder."
+        ),
     ] = None,
     cpu_job: Annotated[
         list[str] | None, typer.Option(help="Job variable of the CPU pool's runs, KEY=VALUE (image=...). Repeatable.")
@@ -70,6 +73,7 @@ def deploy_command(
         config=config_at or str(config.expanduser().resolve()),
         home=str(home_of(loaded)),
         overrides=tuple(overrides or ()),
+        working_dir=str(Path.cwd()) if config_at is None else None,
         cron=cron_or_off("--cron", cron),
         watch_cron=cron_or_off("--watch-cron", watch_cron),
         timezone=known_zone(timezone),

@@ -23,7 +23,8 @@ SLOT_GRACE_SECONDS = 600
 class Chain:
     """One chain of nights and how it is to be operated.
 
-    `config` and `home` are paths as the workers see them; crons are read in `timezone`; null switches a schedule off.
+    `config`, `home` and `working_dir` (where relative paths of the config start; null: a fresh folder for each run) are
+    paths as the workers see them; crons are read in `timezone`; null switches a schedule off.
     `approval_hours`: ask a person about undecided nights, for that long; null: never ask, the champion stays.
     """
 
@@ -32,6 +33,7 @@ class Chain:
     config: str
     home: str
     overrides: tuple[str, ...] = ()
+    working_dir: str | None = None
     cron: str | None = "0 4 * * *"
     watch_cron: str | None = "30 */6 * * *"
     timezone: str = "UTC"
@@ -98,7 +100,7 @@ def _nightly(chain: Chain) -> Deployment:
         cron=chain.cron,
         timezone=chain.timezone,
         alone=True,
-        job_variables=_job(chain, hands_over=True),
+        job_variables=_job(chain, chain.cpu_job, hands_over=True),
     )
 
 
@@ -113,7 +115,7 @@ def _watch(chain: Chain) -> Deployment:
         cron=chain.watch_cron,
         timezone=chain.timezone,
         alone=True,
-        job_variables=_job(chain, hands_over=True),
+        job_variables=_job(chain, chain.cpu_job, hands_over=True),
     )
 
 
@@ -125,7 +127,7 @@ def _rollback(chain: Chain) -> Deployment:
         description="Put the previous champion back. Run by the breach automation, or by you.",
         pool=CPU,
         parameters={"request": {"home": chain.home, "why": "asked for by hand", "notify": list(chain.notify)}},
-        job_variables=_job(chain),
+        job_variables=_job(chain, chain.cpu_job),
     )
 
 
@@ -138,7 +140,7 @@ def _approve(chain: Chain) -> Deployment:
         description="Decide about a night that the gate could not judge; without an answer the champion stays.",
         pool=CPU,
         parameters={"request": {"home": chain.home, "notify": list(chain.notify), **hours}},
-        job_variables=_job(chain),
+        job_variables=_job(chain, chain.cpu_job),
     )
 
 
@@ -153,7 +155,7 @@ def _reconcile(chain: Chain) -> Deployment:
         parameters={"request": request},
         cron=RECONCILE_CRON,
         alone=True,
-        job_variables=_job(chain),
+        job_variables=_job(chain, chain.cpu_job),
     )
 
 
@@ -165,12 +167,13 @@ def _train(chain: Chain) -> Deployment:
         description="One stage directory on the GPU pool. Nights hand their heavy stages over to it.",
         pool=GPU,
         parameters={},
-        job_variables={"env": {VARIABLE: chain.home}, **chain.gpu_job},
+        job_variables=_job(chain, chain.gpu_job),
     )
 
 
-def _job(chain: Chain, hands_over: bool = False) -> dict[str, Any]:
+def _job(chain: Chain, more: Mapping[str, str], hands_over: bool = False) -> dict[str, Any]:
     env = {VARIABLE: chain.home}
     if hands_over and chain.gpu_pool:
         env[DEPLOYMENT] = f"train/{chain.name}"
-    return {"env": env, **chain.cpu_job}
+    place = {} if chain.working_dir is None else {"working_dir": chain.working_dir}
+    return {"env": env, **place, **more}

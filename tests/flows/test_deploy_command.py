@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,7 @@ def test_choices_become_a_chain(monkeypatch, tmp_path) -> None:
     assert (chain.name, chain.model) == ("quickstart", "quickstart-policy")
     assert chain.config == str(ROOT / "configs/quickstart.yaml")
     assert chain.home == str(tmp_path / "home")
+    assert chain.working_dir == str(Path.cwd())
     assert (chain.overrides, chain.cron, chain.approval_hours) == (("ppo.rounds=2",), None, 8.0)
     assert (chain.gpu_pool, chain.gpu_job) == (False, {"image": "nightjar-gpu:1"})
     assert "pool cpu is there" in done.output
@@ -142,6 +144,12 @@ def test_every_entrypoint_is_a_flow_of_that_name() -> None:
         found = getattr(importlib.import_module(module), name)
         assert isinstance(found, Flow)
         assert found.name == wanted.flow
+
+
+def test_relative_paths_of_a_config_start_where_the_chain_says() -> None:
+    for wanted in deployments_of(replace(CHAIN, working_dir="/srv/project", gpu_job={"image": "gpu:1"})):
+        assert wanted.job_variables["working_dir"] == "/srv/project"
+        assert wanted.job_variables.get("image") == ("gpu:1" if wanted.pool == "gpu" else None)
 
 
 def test_pools() -> None:
