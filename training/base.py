@@ -14,7 +14,7 @@ from training.context import StageContext, StageOutcome
 from training.examples import read_split
 from training.seeding import seeded_init
 
-VOCABULARY = 448
+VOCABULARY = 400
 HEAD_WIDTH = 32
 
 
