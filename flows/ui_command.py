@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
+import urllib.request
 from pathlib import Path
 
+import psutil
 from rich.console import Console
 
+from configs.errors import NightjarError
 from tasks.last_config import site_of
 from tasks.mlflow_client import ARTIFACTS, is_embedded, mlflow_environment, without_credentials
+
+LOG = "ui.log"
+_START_SECONDS = 180.0
+_GRACE_SECONDS = 10.0
+# MLflow's background jobs (scorers, gateways) start a handful of processes that nothing here uses.
+_ENVIRONMENT = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 
 
 def ui_command(home: Path, uri: str, port: int) -> list[str]:
@@ -24,15 +36,69 @@ def ui_command(home: Path, uri: str, port: int) -> list[str]:
 
 
 def serve_ui(home: Path, port: int) -> int:
-    """Serve until Ctrl-C. With a server of the user's own, say where it is."""
+    """Serve until Ctrl-C; a server of the user's own is only named. Raises NightjarError when it cannot start."""
     site = site_of(home)
     console = Console()
     if not is_embedded(home, site.tracking_uri):
         console.print(f"MLflow is at {without_credentials(site.tracking_uri)}; open it there", highlight=False)
         return 0
-    console.print(f"MLflow on http://127.0.0.1:{port}  (Ctrl-C ends it)", highlight=False)
+    _require_free(port)
+    log = home / LOG
+    console.print("starting MLflow ...", highlight=False)
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            ui_command(home, site.tracking_uri, port),
+            env=os.environ | mlflow_environment() | _ENVIRONMENT,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+        )
     try:
-        environment = os.environ | mlflow_environment()
-        return subprocess.run(ui_command(home, site.tracking_uri, port), env=environment, check=False).returncode
+        _wait_until_up(server, port, log)
+        console.print(f"MLflow on http://127.0.0.1:{port}  (Ctrl-C ends it; its log is {log})", highlight=False)
+        return server.wait()
     except KeyboardInterrupt:
         return 0
+    finally:
+        _end(server)
+
+
+def _require_free(port: int) -> None:
+    """Otherwise another server would answer, and its pages would be taken for this home's."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            raise NightjarError(f"port {port} is taken by another program", f"try --port {port + 1}") from None
+
+
+def _wait_until_up(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+            raise NightjarError(
+                f"MLflow's server ended: {last[0] if last else f'exit code {server.returncode}'}",
+                f"the whole output is in {log}",
+            )
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2):
+                return
+        except OSError:
+            time.sleep(0.5)
+    raise NightjarError(f"MLflow's server did not answer on port {port} in {_START_SECONDS:g} s", f"see {log}")
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    """End the server and its workers."""
+    try:
+        family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for process in family:
+            if process.is_running():
+                process.send_signal(number)
+        _, family = psutil.wait_procs(family, timeout=_GRACE_SECONDS)

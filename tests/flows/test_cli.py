@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 from configs.errors import ConfigError, NightjarError
 from flows.cli import app
 from flows.embedded import prepare_prefect
-from flows.ui_command import ui_command
+from flows.ui_command import _require_free, ui_command
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = ("run", "validate", "status", "rollback", "reconcile", "generate", "ui", "gate", "watch", "doctor")
@@ -125,6 +126,14 @@ def test_ui_listens_on_loopback_only(tmp_path: Path) -> None:
     command = ui_command(tmp_path, "sqlite:///x.db", 5001)
     assert command[command.index("--host") + 1] == "127.0.0.1"
     assert "5001" in command
+
+
+def test_ui_does_not_take_another_servers_answer_for_its_own() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(NightjarError, match="taken by another program"):
+            _require_free(taken.getsockname()[1])
 
 
 def test_force_without_a_reason_is_refused_in_process() -> None:
