@@ -25,10 +25,13 @@ class ScalarHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(outputs))
 
     def initialise(self, seed: int, name: str) -> ScalarHead:
-        """Small random weights, so that the heads of an ensemble differ. Zero weights are kept for critics."""
+        """Small random weights, so that the heads of an ensemble differ. Zero weights are kept for critics.
+
+        A tenth of 1 / sqrt(H): hidden states of real models are large, and a pair must begin near the loss of a coin.
+        """
         generator = torch_generator(seed, f"head/{name}")
         with torch.no_grad():
-            self.weight.copy_(torch.randn(self.weight.shape, generator=generator) / self.weight.shape[1] ** 0.5)
+            self.weight.copy_(torch.randn(self.weight.shape, generator=generator) * (0.1 / self.weight.shape[1] ** 0.5))
         return self
 
     def read(self, file: Path) -> ScalarHead:
