@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from training.contract import read_json, write_json
 from training.errors import ModelFolderError
 from training.models.folder import check_model_folder
 from training.models.layout import Layout
@@ -149,6 +150,10 @@ class Backbone:
                 file.replace(folder / file.name)
             nested.rmdir()
         (folder / "README.md").unlink(missing_ok=True)
+        config = read_json(folder / ADAPTER_CONFIG)
+        if isinstance(config["target_modules"], list):  # a set in PEFT, whose order differs from process to process
+            config["target_modules"].sort()
+        write_json(folder / ADAPTER_CONFIG, config)
 
     def adapter_parameters(self, name: str) -> dict[str, nn.Parameter]:
         """The adapter's weights by full name."""
