@@ -118,6 +118,16 @@ def test_an_adapter_survives_disk_bit_for_bit(load: Load, tmp_path: Path):
     assert torch.equal(logits(again, "elsewhere"), logits(backbone, "first"))
 
 
+def test_an_adapters_files_do_not_depend_on_the_process(load: Load, tmp_path: Path):
+    """PEFT keeps target modules in a set, and sets of strings have another order in every process."""
+    backbone = with_adapter(load)
+    backbone.save_adapter("first", tmp_path / "adapter")
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert len(config["target_modules"]) > 1
+    assert config["target_modules"] == sorted(config["target_modules"])
+    assert list(config) == sorted(config)
+
+
 @pytest.mark.parametrize("name", ["first", "default"])
 def test_a_saved_adapter_is_one_that_peft_reads(load: Load, base_folder: Path, tmp_path: Path, name: str):
     from peft import PeftModel
