@@ -17,11 +17,18 @@ from tasks.launch_plan import ROOT
 
 LOOPBACK = "127.0.0.1"
 DATABASES = ("prefect", "mlflow")
+_HUNG_SECONDS = 600.0
 _QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "1",
     "PREFECT_CLI_PROMPT": "false",
+}
+
+# A machine whose cores all train answers slowly, and Prefect's server gives up on its database after seconds.
+_PATIENT = {
+    "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
+    "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "60",
 }
 
 
@@ -43,7 +50,9 @@ class Service:
     """A long-running process. `healthy` asks it; `ready` runs once each time it has become healthy. Times in seconds.
 
     `stop` is the signal of a clean end; `user` is whom it runs as, null for this user. `spares_children`: what it had
-    started goes on when it dies and is started again (a night need not die with its worker).
+    started goes on when it dies and is started again (a night need not die with its worker). `hung_after`: a living
+    process that has not answered for this long is started again; null: only a dead one is, since what asks, or the
+    machine, may be the slow one.
     """
 
     name: str
@@ -55,6 +64,7 @@ class Service:
     grace: float = 30.0
     user: str | None = None
     spares_children: bool = False
+    hung_after: float | None = None
     secrets: tuple[str, ...] = field(default=(), repr=False)
 
 
@@ -94,8 +104,9 @@ def _prefect(folder: Path, ports: Ports, cluster: Postgres) -> Service:
     return Service(
         name="prefect",
         command=[sys.executable, "-m", "prefect", "server", "start", "--host", LOOPBACK, "--port", str(ports.prefect)],
-        environment=_base(folder) | addresses(ports) | {"PREFECT_SERVER_DATABASE_CONNECTION_URL": url},
+        environment=_base(folder) | addresses(ports) | _PATIENT | {"PREFECT_SERVER_DATABASE_CONNECTION_URL": url},
         healthy=lambda: _answers(f"http://{LOOPBACK}:{ports.prefect}/api/health"),
+        hung_after=_HUNG_SECONDS,
         secrets=(cluster.password,),
     )
 
@@ -117,6 +128,7 @@ def _mlflow(folder: Path, ports: Ports, cluster: Postgres) -> Service:
         command=command,
         environment=_base(folder) | told,
         healthy=lambda: _answers(f"http://{LOOPBACK}:{ports.mlflow}/health"),
+        hung_after=_HUNG_SECONDS,
         secrets=(cluster.password,),
     )
 

@@ -24,7 +24,6 @@ LOGS = "logs"
 _START_SECONDS = 300.0
 _TICK_SECONDS = 1.0
 _LOOK_SECONDS = 10.0
-_SICK_LOOKS = 6
 _LONGEST_PAUSE = 60.0
 
 
@@ -36,7 +35,7 @@ class _Watched:
     process: subprocess.Popen[bytes] | None = None
     healthy: bool = False
     restarts: int = 0
-    failed_looks: int = 0
+    answered: float = 0.0
     not_before: float = 0.0
     started: float = 0.0
 
@@ -97,16 +96,27 @@ class Supervisor:
             return
         if not due and watched.healthy:
             return
-        if watched.service.healthy():
-            if not watched.healthy:
-                watched.service.ready()
-            watched.healthy, watched.failed_looks = True, 0
+        if self._answers(watched):
+            watched.healthy, watched.answered = True, time.monotonic()
             return
         watched.healthy = False
-        watched.failed_looks += due
-        if watched.failed_looks >= _SICK_LOOKS and time.monotonic() - watched.started > _START_SECONDS:
-            print(f"{watched.service.name} does not answer: it is started again", flush=True)  # noqa: T201
+        patience = watched.service.hung_after
+        if patience is not None and time.monotonic() - watched.answered > patience:
+            print(f"{watched.service.name} hangs: it is started again", flush=True)  # noqa: T201
             self._end(watched)
+
+    @staticmethod
+    def _answers(watched: _Watched) -> bool:
+        """Whether it is healthy, and was made ready if it has only now become so. Whatever goes wrong is a no."""
+        try:
+            if not watched.service.healthy():
+                return False
+            if not watched.healthy:
+                watched.service.ready()
+        except (NightjarError, OSError, subprocess.SubprocessError) as error:
+            print(f"{watched.service.name}: {type(error).__name__}: {error}", flush=True)  # noqa: T201
+            return False
+        return True
 
     def _restart(self, watched: _Watched) -> None:
         """At once the first time, then after pauses that grow while it keeps dying young."""
@@ -134,7 +144,7 @@ class Supervisor:
                 start_new_session=True,
                 **as_user(service.user),
             )
-        watched.started, watched.failed_looks = time.monotonic(), 0
+        watched.started = watched.answered = time.monotonic()
         self._pid_file(service).write_text(f"{watched.process.pid}\n", encoding="utf-8")
 
     def _await_health(self, watched: _Watched) -> None:
@@ -144,8 +154,7 @@ class Supervisor:
                 raise NightjarError(
                     f"{service.name} ended at once: {self._last_words(service)}", self._log_hint(service)
                 )
-            if service.healthy():
-                service.ready()
+            if self._answers(watched):
                 watched.healthy = True
                 return
             if time.monotonic() - watched.started > _START_SECONDS:
