@@ -82,7 +82,8 @@ def _mark(process: psutil.Process) -> str | None:
     try:
         if process.status() == psutil.STATUS_ZOMBIE:
             return None
-        return process.environ().get(MARK)
+        mark: str | None = process.environ().get(MARK)
+        return mark
     except (psutil.Error, OSError):
         return None
 

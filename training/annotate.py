@@ -112,7 +112,8 @@ def _annotate(
     prompts: dict[str, Prompt], context: StageContext, reward: RewardConfig,
 ) -> int:  # fmt: skip
     """Fill what is missing, a chunk at a time, each chunk durable; returns how many trajectories needed anything."""
-    assert digests.ref_log_probs is not None and digests.score is not None
+    assert digests.ref_log_probs is not None
+    assert digests.score is not None
     unread = set(store.missing(digests.ref_log_probs, "ref_log_probs", ids))
     unread |= set(store.missing(digests.ref_log_probs, "behavior_log_probs", ids))
     unscored = set(store.missing(digests.score, "score", ids))

@@ -108,7 +108,9 @@ def refuse_collapsed(report: MarginReport, gap: float, stage: str) -> None:
     """
     spread_gone = report.margin_std < 1e-6
     if spread_gone or not report.calibrated_loss < math.log(2) - gap:
-        what = "all margins are equal" if spread_gone else f"held-out loss {report.calibrated_loss:.4f} is that of a coin"
+        what = (
+            "all margins are equal" if spread_gone else f"held-out loss {report.calibrated_loss:.4f} is that of a coin"
+        )
         raise StageError(
             f"{stage}: the reward model collapsed: {what} (accuracy {report.accuracy:.3f} on {report.pairs} pairs)",
             "look for flipped or noisy labels, lower the learning rate, or train longer",

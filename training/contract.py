@@ -38,7 +38,9 @@ class FileRef:
         """Raise ContractError when the place no longer holds that content."""
         found = file_ref(Path(self.path))
         if found.sha256 != self.sha256:
-            raise ContractError(f"{self.path}: content changed (sha256 {found.sha256[:12]}, expected {self.sha256[:12]})")
+            raise ContractError(
+                f"{self.path}: content changed (sha256 {found.sha256[:12]}, expected {self.sha256[:12]})"
+            )
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,11 @@ class _Teacher:
 
 
 def _taught(
-    rows: Sequence[Mapping[str, Any]], teacher: _Teacher, encoder: Encoder, config: DistillConfig, labelled: int | None = None
+    rows: Sequence[Mapping[str, Any]],
+    teacher: _Teacher,
+    encoder: Encoder,
+    config: DistillConfig,
+    labelled: int | None = None,
 ) -> TaughtPairs:
     """Pairs that both tokenizers keep. The first `labelled` rows carry a person's label."""
     with_label = {row["row_id"] for row in rows[:labelled]}
@@ -153,7 +157,11 @@ def _taught(
 def _centred(taught: TaughtPairs, held_out: TaughtPairs) -> tuple[TaughtPairs, TaughtPairs, float]:
     """A reward is defined up to a constant: the student learns scores around zero."""
     centre = float(taught.teacher.double().mean())
-    return replace(taught, teacher=taught.teacher - centre), replace(held_out, teacher=held_out.teacher - centre), centre
+    return (
+        replace(taught, teacher=taught.teacher - centre),
+        replace(held_out, teacher=held_out.teacher - centre),
+        centre,
+    )
 
 
 def _policy_pairs(context: StageContext, models: ModelsConfig, config: DistillConfig) -> list[dict[str, Any]]:

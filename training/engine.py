@@ -37,7 +37,9 @@ class StepReport:
 class Engine:
     """AdamW on named parameters. Losses must be divided by global counts; gradients are summed over ranks."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], settings: EngineSettings, world: World | None = None) -> None:
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], settings: EngineSettings, world: World | None = None
+    ) -> None:
         self.parameters = dict(parameters)
         self.settings = settings
         self.world = world or World()

@@ -66,7 +66,9 @@ class GuardMonitor:
             firing = self._evaluate(index, rule, step, float(metrics[rule.metric]))
             if firing is not None:
                 firings.append(firing)
-                self.fired.append({"step": step, "rule": rule.label, "action": rule.action, "sentence": firing.sentence})
+                self.fired.append(
+                    {"step": step, "rule": rule.label, "action": rule.action, "sentence": firing.sentence}
+                )
                 del self.fired[:-HISTORY]
         return firings
 
@@ -81,7 +83,12 @@ class GuardMonitor:
         self._breaches[index] = 0
         shown = "not finite" if limit is None else f"{rule.op} {limit:.4g}"
         return Firing(
-            index, rule, step, seen, limit, f"{rule.metric} = {seen:.4g} is {shown} (rule {rule.label!r}): {rule.action}"
+            index,
+            rule,
+            step,
+            seen,
+            limit,
+            f"{rule.metric} = {seen:.4g} is {shown} (rule {rule.label!r}): {rule.action}",
         )
 
     def _limit_and_seen(self, index: int, rule: GuardRule, value: float) -> tuple[float | None, float]:

@@ -14,8 +14,8 @@ import threading
 import time
 from pathlib import Path
 
-from training.contract import LEASE, METRICS, FileRef, StageResult, file_ref, read_spec, valid_result, write_result
 from training.context import StageContext, StageFunction
+from training.contract import LEASE, METRICS, FileRef, StageResult, file_ref, read_spec, valid_result, write_result
 from training.recorder import Recorder
 
 LEASE_SECONDS = "NIGHTJAR_LEASE_SECONDS"

@@ -33,7 +33,13 @@ class RewardTask(PairRows):
     """Bradley-Terry for every head, each on its own Poisson bootstrap of the pairs."""
 
     def __init__(
-        self, network: Network, pairs: Sequence[Pair], held_out: Sequence[Pair], config: RewardConfig, layout: str, seed: int
+        self,
+        network: Network,
+        pairs: Sequence[Pair],
+        held_out: Sequence[Pair],
+        config: RewardConfig,
+        layout: str,
+        seed: int,
     ) -> None:
         super().__init__(network, pairs, layout)
         self.config = config
@@ -155,6 +161,10 @@ def _finish(
         shutil.rmtree(folder, ignore_errors=True)
         model.save(folder)
         write_json(figure, calibration_json((scores[:, 0] - scores[:, 1]).double(), report))
-    metrics = report.metrics() | {"score_mean": float(scores.mean()), "score_std": float(scores.std()), "steps": float(steps)}
+    metrics = report.metrics() | {
+        "score_mean": float(scores.mean()),
+        "score_std": float(scores.std()),
+        "steps": float(steps),
+    }
     facts = {"parameters": model.num_parameters(), "dropped_pairs": dict(dropped), "layout": layout}
     return StageOutcome({"reward_model": folder, "calibration": figure}, metrics, facts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from configs.schema.models import ModelsConfig
 from configs.schema.supervised import RewardConfig
 from training.contract import FileRef
+from training.data.schema import Message
 from training.examples import Encoder, Prompt
 from training.models.layout import Group
 from training.models.reward_model import RewardModel
@@ -83,10 +84,15 @@ class FunctionScorer:
     def scores(self, questions: Sequence[Question]) -> NDArray[np.float32]:
         """The rule's verdict on each answer."""
         found = [
-            self.function(q.prompt.messages, decode_response(self._tokenizer, q.response_ids), q.prompt.reference)
+            self.function(as_stored(q.prompt.messages), decode_response(self._tokenizer, q.response_ids), q.prompt.reference)
             for q in questions
         ]
         return np.asarray(found, dtype=np.float32)
+
+
+def as_stored(messages: Sequence[Mapping[str, str]]) -> list[Message]:
+    """Chat turns as reward functions take them."""
+    return [Message(role=message["role"], content=message["content"]) for message in messages]
 
 
 def build_scorer(

@@ -7,6 +7,7 @@ lives across positions is kept by its owner and saved with it.
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,5 +42,5 @@ class seeded_init:
         self._fork.__enter__()
         torch.manual_seed(self._seed)
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, *exception: Any) -> None:
         self._fork.__exit__(*exception)

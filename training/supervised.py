@@ -25,8 +25,14 @@ class SupervisedTask(Protocol):
     """What differs between the three stages."""
 
     network: Network
-    names: Sequence[str]
-    sizes: Sequence[tuple[int, int]]
+
+    @property
+    def names(self) -> Sequence[str]:
+        """A name for each item, for errors."""
+
+    @property
+    def sizes(self) -> Sequence[tuple[int, int]]:
+        """(rows, longest row) of each item, for microbatches."""
 
     def count(self, items: Sequence[int]) -> float:
         """What the loss of these items is divided by: tokens, pairs."""
@@ -155,9 +161,7 @@ def _save(
     checkpoints.save(progress.step, tensors, state)
 
 
-def _resume(
-    task: SupervisedTask, engine: Engine, checkpoints: CheckpointFolder, context: StageContext
-) -> _Progress:
+def _resume(task: SupervisedTask, engine: Engine, checkpoints: CheckpointFolder, context: StageContext) -> _Progress:
     checkpoint = checkpoints.latest()
     if checkpoint is None or checkpoint.state["key"] != context.spec.key:
         context.recorder.rewind(0)

@@ -73,10 +73,18 @@ def default_rules() -> list[GuardRule]:
         GuardRule(metric="advantage_variance", op="<", threshold=0.1, action="warn"),
         GuardRule(metric="effective_sample_fraction", op="<", threshold=0.8, action="warn"),
         GuardRule(metric="kl_behavior", op=">", threshold=0.02, action="warn"),
-        GuardRule(metric="response_length", op=">", threshold=2.0, relative_to="running_median", window=8, action="warn"),
         GuardRule(
-            metric="response_length", op=">", threshold=2.0, relative_to="running_median", window=8, patience=3,
-            action="rollback", then=halve,
+            metric="response_length", op=">", threshold=2.0, relative_to="running_median", window=8, action="warn"
+        ),
+        GuardRule(
+            metric="response_length",
+            op=">",
+            threshold=2.0,
+            relative_to="running_median",
+            window=8,
+            patience=3,
+            action="rollback",
+            then=halve,
         ),
         GuardRule(
             metric="response_length", op="<", threshold=0.3, relative_to="baseline", action="rollback", then=halve

@@ -52,13 +52,17 @@ def preset_names() -> list[str]:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise ConfigError(f"{path}: no such config file", "give the path of a night's YAML, e.g. configs/quickstart.yaml")
+        raise ConfigError(
+            f"{path}: no such config file", "give the path of a night's YAML, e.g. configs/quickstart.yaml"
+        )
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not readable as YAML: {error}") from None
     if not isinstance(content, dict):
-        raise ConfigError(f"{path}: the file must be a mapping of sections", "see configs/quickstart.yaml for the shape")
+        raise ConfigError(
+            f"{path}: the file must be a mapping of sections", "see configs/quickstart.yaml for the shape"
+        )
     return content
 
 

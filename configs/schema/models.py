@@ -46,7 +46,9 @@ class ModelsConfig(Section):
     @model_validator(mode="after")
     def _layers_of_something(self) -> ModelsConfig:
         if self.base == QUICKSTART_BASE and self.teacher is not None:
-            raise ValueError("models.teacher: the quickstart builds its own base; leave teacher empty or name a base folder")
+            raise ValueError(
+                "models.teacher: the quickstart builds its own base; leave teacher empty or name a base folder"
+            )
         if self.quickstart_hidden_size % 32:
             raise ValueError(
                 f"models.quickstart_hidden_size is {self.quickstart_hidden_size}; write a multiple of 32 (heads are 32 wide)"

@@ -57,7 +57,7 @@ class RewardConfig(SupervisedConfig):
     """model: a Bradley-Terry scorer trained on pairs; function: a rule such as an answer check."""
     function: str | None = None
     """With kind function: `gsm8k`, `quickstart`, or `package.module:name` from `allowed_functions`."""
-    allowed_functions: list[str] = []
+    allowed_functions: tuple[str, ...] = ()
     """Import paths that may be used as reward functions; nothing else is ever imported."""
     learning_rate: LearningRate = 1e-5
     """Peak learning rate of the backbone (or adapter) and head."""
@@ -78,9 +78,13 @@ class RewardConfig(SupervisedConfig):
     @model_validator(mode="after")
     def _function_named(self) -> RewardConfig:
         if self.kind == "function" and not self.function:
-            raise ValueError("reward.kind is function, but reward.function is empty; write `function: gsm8k` or an import path")
+            raise ValueError(
+                "reward.kind is function, but reward.function is empty; write `function: gsm8k` or an import path"
+            )
         if self.kind == "model" and self.function:
-            raise ValueError("reward.function is set, but reward.kind is model; write `kind: function` or remove the function")
+            raise ValueError(
+                "reward.function is set, but reward.kind is model; write `kind: function` or remove the function"
+            )
         return self
 
 

@@ -41,7 +41,8 @@ CUT = [
 def six_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The cut model, made once; SMOLLM2_6L names a folder to keep it in."""
     folder = Path(os.environ.get("SMOLLM2_6L") or tmp_path_factory.mktemp("models") / "smollm2-6l")
-    made = subprocess.run([sys.executable, str(RECIPE), str(folder), "--layers", "6"], capture_output=True, text=True)
+    recipe = [sys.executable, str(RECIPE), str(folder), "--layers", "6"]
+    made = subprocess.run(recipe, check=False, capture_output=True, text=True)
     if made.returncode:
         pytest.skip(f"the real model could not be made here: {made.stderr.strip().splitlines()[-1]}")
     return folder
@@ -52,7 +53,8 @@ def test_night_on_a_real_chat_model_ends_judged(six_layers: Path, tmp_path: Path
         sys.executable, "-m", "flows.cli", "run", "configs/smollm2-135m-hh.yaml", f"models.base={six_layers}",
         f"data.source={TRANSCRIPTS}", f"runtime.home={tmp_path}", "runtime.threads=1", "--plain", *CUT,
     ]  # fmt: skip
-    night = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    night = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, env=environment)
     runs = list((tmp_path / "runs").glob("*/night.json"))
     assert len(runs) == 1, night.stdout[-3000:] + night.stderr[-3000:]
     state = json.loads(runs[0].read_text())

@@ -122,7 +122,8 @@ def _pair_points(scorer: Scorer, rows: Sequence[Mapping[str, Any]]) -> Floats | 
     if not pairs:
         return None
     scores = scorer.model.scores([pair.group for pair in pairs], scorer.budget).reshape(-1, 2).double().numpy()
-    return 0.5 + 0.5 * np.sign(scores[:, 0] - scores[:, 1])
+    points: Floats = 0.5 + 0.5 * np.sign(scores[:, 0] - scores[:, 1])
+    return points
 
 
 def _builder(config: EvaluationConfig, prompts: Sequence[Prompt], seed: int) -> MetricBuilder:
@@ -208,7 +209,7 @@ def _samples(prompts: Sequence[Prompt], answers: Mapping[str, PolicyAnswers], co
 
 def _sample(prompt: Prompt, answers: Mapping[str, PolicyAnswers], i: int) -> SampleAnswer:
     texts: dict[str, Any] = {role: found.texts[i] for role, found in answers.items()}
-    rewards = {f"{role}_reward": float(found.rewards["reward"][i]) for role, found in answers.items()}
+    rewards: dict[str, Any] = {f"{role}_reward": float(found.rewards["reward"][i]) for role, found in answers.items()}
     return SampleAnswer(prompt_id=prompt.prompt_id, prompt=shown(prompt), **texts, **rewards)
 
 

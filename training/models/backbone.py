@@ -38,7 +38,7 @@ class LoraSettings:
 class Backbone:
     """A causal language model, its tokenizer, and any number of named LoRA adapters on its frozen weights."""
 
-    def __init__(self, model: nn.Module, tokenizer: Any, source: Path, num_layers: int | None = None) -> None:
+    def __init__(self, model: Any, tokenizer: Any, source: Path, num_layers: int | None = None) -> None:
         self.tokenizer = tokenizer
         self.source = source
         self.num_layers = num_layers
@@ -63,7 +63,7 @@ class Backbone:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         if num_layers is not None:
             _cut_layers(config, num_layers, checked.path)
-        model, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             dtype=dtype,
@@ -73,6 +73,7 @@ class Backbone:
             attn_implementation="sdpa",
             output_loading_info=True,
         )
+        model, info = loaded
         _check_loading(info, checked.path, num_layers)
         model.to(device).eval()
         model.requires_grad_(False)
@@ -89,7 +90,8 @@ class Backbone:
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return next(self._base.parameters()).device
+        parameter: torch.Tensor = next(self._base.parameters())
+        return parameter.device
 
     @property
     def hidden_size(self) -> int:
@@ -105,7 +107,7 @@ class Backbone:
         """Put a new LoRA adapter on the frozen weights; its update is zero until trained."""
         config = LoraConfig(
             r=settings.rank,
-            lora_alpha=settings.alpha,
+            lora_alpha=settings.alpha,  # type: ignore[arg-type]  # a float scales as well
             target_modules=settings.target_modules,
             lora_dropout=0.0,
             bias="none",
@@ -177,7 +179,7 @@ class Backbone:
         if attention is not None:
             attention = attention.to(self._base.dtype)
         with self.reading(adapter):
-            states = self._base.base_model(
+            states: torch.Tensor = self._base.base_model(
                 input_ids=layout.input_ids,
                 position_ids=layout.position_ids,
                 attention_mask=attention,
@@ -187,7 +189,7 @@ class Backbone:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Vocabulary logits of hidden states, [..., H] -> [..., V]."""
-        logits = self._base.get_output_embeddings()(hidden)
+        logits: torch.Tensor = self._base.get_output_embeddings()(hidden)
         cap = getattr(self._base.config.get_text_config(), "final_logit_softcapping", None)
         return logits if cap is None else torch.tanh(logits / cap) * cap
 

@@ -44,8 +44,9 @@ class Layout:
 
     def to(self, device: torch.device) -> Layout:
         """The same layout on `device`."""
-        moved = {name: value.to(device) if value is not None else None for name, value in vars(self).items()}
-        return Layout(**moved)
+        attention = None if self.attention is None else self.attention.to(device)
+        moved = {name: value.to(device) for name, value in vars(self).items() if name != "attention"}
+        return Layout(attention=attention, **moved)
 
 
 def build_layout(groups: Sequence[Group], kind: str, pad_id: int) -> Layout:
@@ -58,7 +59,9 @@ def resolve_layout(kind: str, groups: Sequence[Group]) -> str:
     """What `auto` means for these groups: shared where it saves a fifth of the tokens, since block masks cost too."""
     if kind != "auto":
         return kind
-    slots = {layout: sum(height * length for height, length in map(_size(layout), groups)) for layout in ("padded", "shared")}
+    slots = {
+        layout: sum(height * length for height, length in map(_size(layout), groups)) for layout in ("padded", "shared")
+    }
     return "shared" if slots["shared"] < 0.8 * slots["padded"] else "padded"
 
 

@@ -56,7 +56,11 @@ class Network:
     """
 
     def __init__(
-        self, backbone: Backbone, adapter: str | None = None, head: ScalarHead | None = None, trains_backbone: bool = False
+        self,
+        backbone: Backbone,
+        adapter: str | None = None,
+        head: ScalarHead | None = None,
+        trains_backbone: bool = False,
     ) -> None:
         self.backbone = backbone
         self.adapter = adapter
@@ -117,7 +121,8 @@ class Network:
         assert self.head is not None
         last = layout.response_mask.sum(dim=1)
         pooled = self.hidden(layout)[torch.arange(len(last), device=last.device), last]
-        return self.head(pooled)
+        scores: torch.Tensor = self.head(pooled)
+        return scores
 
     def save_head(self, file: Path) -> None:
         """Write the head as safetensors."""

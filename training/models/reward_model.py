@@ -50,9 +50,7 @@ class RewardModel:
         self.description = description
 
     @classmethod
-    def load(
-        cls, folder: Path, *, device: torch.device, dtype: torch.dtype, base: Path | None = None
-    ) -> RewardModel:
+    def load(cls, folder: Path, *, device: torch.device, dtype: torch.dtype, base: Path | None = None) -> RewardModel:
         """Load strictly. `base` overrides where a lora model's base lies. Raises ModelFolderError."""
         description = _read_description(folder / REWARD_JSON)
         if description.kind == "full":

@@ -92,9 +92,7 @@ def _sample_batch(
     return [Sample(tuple(t), tuple(p), t[-1] == stop) for t, p in zip(tokens, log_probs, strict=True)]
 
 
-def draw(
-    logits: torch.Tensor, uniforms: torch.Tensor, settings: SamplingSettings
-) -> tuple[torch.Tensor, torch.Tensor]:
+def draw(logits: torch.Tensor, uniforms: torch.Tensor, settings: SamplingSettings) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens [B] by inverse transform of `uniforms` [B], and their log-probs in the distribution drawn from.
 
     Greedy drawing is a point mass: its log-probs are 0.

@@ -114,7 +114,9 @@ def save_policy(actors: Actors, context: StageContext, prompt: Prompt) -> dict[s
     worst = float((_probe_log_probs(written, probe) - expected).abs().max())
     tolerance = MERGE_TOLERANCE if policy.backbone.base.dtype == torch.float32 else 0.1
     if not worst <= tolerance:
-        raise StageError(f"{folder}: the saved policy's log-probs differ from the trained one's by up to {worst:.2e} nats")
+        raise StageError(
+            f"{folder}: the saved policy's log-probs differ from the trained one's by up to {worst:.2e} nats"
+        )
     return outputs
 
 

@@ -79,7 +79,8 @@ class ExperiencePool:
         experiences = []
         for i in range(len(batch)):
             behavior, reference = batch.behavior_log_probs[i], batch.ref_log_probs[i]
-            assert behavior is not None and reference is not None  # the view was checked when it was made
+            assert behavior is not None  # the view was checked when it was made
+            assert reference is not None
             experiences.append(
                 Experience(
                     batch.prompt_id[i], tuple(batch.prompt_ids[i].tolist()), tuple(batch.response_ids[i].tolist()),
@@ -131,6 +132,7 @@ def response_mask(experiences: Sequence[Experience], width: int) -> torch.Tensor
 
 def pack(experiences: Sequence[Experience]) -> dict[str, torch.Tensor]:
     """Tonight's answers as flat tensors, for a checkpoint. `prompt_id` goes as bytes."""
+
     def flat(rows: Sequence[Sequence[int] | Float32s], kind: torch.dtype) -> torch.Tensor:
         arrays = [torch.as_tensor(np.asarray(row), dtype=kind) for row in rows]
         return torch.cat(arrays) if arrays else torch.zeros(0, dtype=kind)

@@ -1,12 +1,12 @@
 """Offline PPO, told once: rounds of fresh and stored answers, several epochs each, under guards.
 
-    1. sample n fresh answers a prompt from the current policy
-    2. choose the round's answers: filter weights x priorities
-    3. fix the old policy and the old values
-    4. shape scores, place them on tokens with the KL, estimate advantages, whiten over the round
-    5. several epochs of minibatches; guards look at every step
-    6. refresh priorities now and then
-    7. at the round's end: probe, KL controller, keep the best round, checkpoint
+1. sample n fresh answers a prompt from the current policy
+2. choose the round's answers: filter weights x priorities
+3. fix the old policy and the old values
+4. shape scores, place them on tokens with the KL, estimate advantages, whiten over the round
+5. several epochs of minibatches; guards look at every step
+6. refresh priorities now and then
+7. at the round's end: probe, KL controller, keep the best round, checkpoint
 """
 
 from __future__ import annotations
@@ -136,7 +136,9 @@ class PPOLoop:
         cursor = self.state.cursor
         first_policy_step = cursor.step_in_round == 0 and "ratio_mean" in metrics
         if first_policy_step and abs(metrics["ratio_mean"] - 1.0) > RATIO_TOLERANCE:
-            raise StageError(f"ppo: the first minibatch of round {cursor.round} has ratio {metrics['ratio_mean']}, not 1")
+            raise StageError(
+                f"ppo: the first minibatch of round {cursor.round} has ratio {metrics['ratio_mean']}, not 1"
+            )
         cursor.step_in_round += 1
         cursor.step += 1
         cursor.applied += int(metrics["applied"] and "ratio_mean" in metrics)
@@ -155,7 +157,8 @@ class PPOLoop:
             self._save(self.parts.checkpoints)
 
     def _due_looks(self) -> dict[str, float]:
-        step, found = self.state.cursor.step, {}
+        step = self.state.cursor.step
+        found: dict[str, float] = {}
         if step % self.guards.kl_probe_steps == 0:
             found |= self.parts.prober.measure(self.guards.kl_probe_prompts).metrics()
         if step % self.guards.perplexity_steps == 0 and self.parts.held_out:
@@ -179,9 +182,13 @@ class PPOLoop:
         cursor = self.state.cursor
         minibatches = -(-self.ppo.train_batch_size // self.ppo.ppo_mini_batch_size)
         a_round = self.ppo.ppo_epochs * minibatches
-        shown = {key: metrics[key] for key in ("reward_mean", "heldout_reward", "kl_ref", "approx_kl") if key in metrics}
+        shown = {
+            key: metrics[key] for key in ("reward_mean", "heldout_reward", "kl_ref", "approx_kl") if key in metrics
+        }
         self.context.recorder.progress(
-            min(cursor.round * a_round + cursor.step_in_round, self.ppo.rounds * a_round), self.ppo.rounds * a_round, **shown
+            min(cursor.round * a_round + cursor.step_in_round, self.ppo.rounds * a_round),
+            self.ppo.rounds * a_round,
+            **shown,
         )
 
     # -- between rounds --------------------------------------------------------------------------------------------
@@ -288,7 +295,10 @@ class PPOLoop:
         # Mitigations taken since stay taken; only what was learnt since is undone.
         self.state.actor.lr_scale = min(self.state.actor.lr_scale, scales[0])
         self.state.critic_engine.lr_scale = min(self.state.critic_engine.lr_scale, scales[1])
-        cursor.clip_ratio_low, cursor.clip_ratio_high = min(cursor.clip_ratio_low, clips[0]), min(cursor.clip_ratio_high, clips[1])
+        cursor.clip_ratio_low, cursor.clip_ratio_high = (
+            min(cursor.clip_ratio_low, clips[0]),
+            min(cursor.clip_ratio_high, clips[1]),
+        )
         good_step = cursor.step
         cursor.step, cursor.round = was_at, given_up
         self._mitigate(firing)

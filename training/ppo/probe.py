@@ -43,7 +43,13 @@ class Prober:
     """Measures with the same prompts and the same random numbers every time, so that probes differ by the policy alone."""
 
     def __init__(
-        self, actors: Actors, scorer: Scorer, prompts: Sequence[Prompt], settings: SamplingSettings, budget: int, seed: int
+        self,
+        actors: Actors,
+        scorer: Scorer,
+        prompts: Sequence[Prompt],
+        settings: SamplingSettings,
+        budget: int,
+        seed: int,
     ) -> None:
         self.actors, self.scorer, self.prompts = actors, scorer, prompts
         self.settings, self.budget, self.seed = settings, budget, seed

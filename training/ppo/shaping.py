@@ -78,9 +78,7 @@ def estimate_advantages(
     )  # fmt: skip
 
 
-def td_errors(
-    rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float
-) -> torch.Tensor:
+def td_errors(rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float) -> torch.Tensor:
     """[B] mean |r + gamma V' - V| over each answer's tokens: what priorities are made of."""
     following = torch.zeros_like(values)
     following[:, :-1] = values[:, 1:]

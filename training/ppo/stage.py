@@ -124,7 +124,8 @@ def _keep_fresh(context: StageContext, actors: Actors, scorer: Scorer, fresh: li
         return
     rollout = context.section("rollout", RolloutConfig)
     digests = annotation_digests(context.spec.inputs["reference"], scorer)
-    assert digests.ref_log_probs is not None and digests.score is not None
+    assert digests.ref_log_probs is not None
+    assert digests.score is not None
     with open_store(context, actors.policy.backbone, writable=True) as store:
         night = store.begin_night(context.spec.night)
         ids = store.append([_stored(e, context, rollout, night) for e in fresh])
@@ -161,4 +162,3 @@ def _facts(parts: Parts, view: StoreView) -> dict[str, Any]:
         "guards": parts.guards.fired, "estimated_share": view.estimated_share, "stored": len(view),
         "fresh": len(parts.state.pool.fresh), "baseline": parts.guards.baseline,
     }  # fmt: skip
-

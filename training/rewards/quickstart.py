@@ -34,7 +34,8 @@ def quickstart(prompt: Sequence[Message], response: str, reference: str | None =
     """Gold reward in [-1, 1]; 1 is right, courteous at both ends, and short.
 
     The right number comes from the question, else from `reference`. The stated number is the one after "is" (or "="),
-    and stating two different ones is stating none; so is repeating another question than the one asked. Any text is scored; only a prompt without a question is a DataError.
+    and stating two different ones is stating none; so is repeating another question than the one asked.
+    Any text is scored; only a prompt without a question is a DataError.
     """
     asked = _asked(prompt)
     right = _right_answer(asked, reference)
