@@ -86,7 +86,7 @@ def _put_deployment(client: SyncPrefectClient, deployment: Deployment) -> tuple[
         # The server replaces all schedules by these: one that is no longer wanted is really gone.
         schedules=_schedules(deployment, existing),
         concurrency_limit=1 if deployment.alone else None,
-        concurrency_options=_cancel_new() if deployment.alone else None,
+        concurrency_options=_collision(deployment),
     )
     when = f"cron {deployment.cron} {deployment.timezone}" if deployment.cron else "no schedule"
     how = "was created" if existing is None else "is up to date"
@@ -116,9 +116,12 @@ def _schedules(deployment: Deployment, existing: DeploymentResponse | None) -> l
     return [DeploymentScheduleCreate(schedule=schedule, active=active, slug=deployment.flow)]
 
 
-def _cancel_new() -> ConcurrencyOptions:
+def _collision(deployment: Deployment) -> ConcurrencyOptions | None:
+    if deployment.alone is None:
+        return None
+    cancel, wait = ConcurrencyLimitStrategy.CANCEL_NEW, ConcurrencyLimitStrategy.ENQUEUE
     return ConcurrencyOptions(
-        collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW, grace_period_seconds=SLOT_GRACE_SECONDS
+        collision_strategy=cancel if deployment.alone == "cancel" else wait, grace_period_seconds=SLOT_GRACE_SECONDS
     )
 
 

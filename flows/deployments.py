@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from flows.automations import Reaction, approval_reaction, reconcile_reaction, rollback_reaction
 from flows.handover import DEPLOYMENT
@@ -47,8 +47,8 @@ class Chain:
 
 @dataclass(frozen=True)
 class Deployment:
-    """One deployment. `entrypoint` is a module path: workers have the project installed. `alone`: a second run while
-    one is under way is cancelled."""
+    """One deployment. `entrypoint` is a module path: workers have the project installed. `alone`: only one run at a
+    time; a second one is cancelled, or waits its turn."""
 
     flow: str
     entrypoint: str
@@ -58,7 +58,7 @@ class Deployment:
     parameters: Mapping[str, Any]
     cron: str | None = None
     timezone: str = "UTC"
-    alone: bool = False
+    alone: Literal["cancel", "wait"] | None = None
     job_variables: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -99,7 +99,7 @@ def _nightly(chain: Chain) -> Deployment:
         parameters={"request": {"config": chain.config, "overrides": list(chain.overrides)}},
         cron=chain.cron,
         timezone=chain.timezone,
-        alone=True,
+        alone="cancel",
         job_variables=_job(chain, chain.cpu_job, hands_over=True),
     )
 
@@ -114,7 +114,7 @@ def _watch(chain: Chain) -> Deployment:
         parameters={"request": {"home": chain.home, "notify": list(chain.notify)}},
         cron=chain.watch_cron,
         timezone=chain.timezone,
-        alone=True,
+        alone="cancel",
         job_variables=_job(chain, chain.cpu_job, hands_over=True),
     )
 
@@ -154,7 +154,7 @@ def _reconcile(chain: Chain) -> Deployment:
         pool=CPU,
         parameters={"request": request},
         cron=RECONCILE_CRON,
-        alone=True,
+        alone="wait",  # one that was asked for by a bad night has something to tell
         job_variables=_job(chain, chain.cpu_job),
     )
 

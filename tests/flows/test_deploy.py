@@ -59,12 +59,13 @@ def test_twice_is_once(client) -> None:
 
 def test_one_night_at_a_time_and_a_second_is_cancelled(client) -> None:
     deploy(CHAIN)
-    for flow, limited in (("nightly", True), ("watch", True), ("reconcile", True), ("rollback", False)):
+    cancel, wait = ConcurrencyLimitStrategy.CANCEL_NEW, ConcurrencyLimitStrategy.ENQUEUE
+    for flow, strategy in (("nightly", cancel), ("watch", cancel), ("reconcile", wait), ("rollback", None)):
         found = client.read_deployment_by_name(f"{flow}/team")
         limit = found.global_concurrency_limit
-        assert (limit is not None and limit.limit == 1) is limited, flow
-        if limited:
-            assert found.concurrency_options.collision_strategy == ConcurrencyLimitStrategy.CANCEL_NEW
+        assert (limit is not None and limit.limit == 1) is (strategy is not None), flow
+        if strategy is not None:
+            assert found.concurrency_options.collision_strategy == strategy
 
 
 def test_a_schedule_that_is_no_longer_wanted_is_gone(client) -> None:

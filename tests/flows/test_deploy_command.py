@@ -114,7 +114,8 @@ def test_prefect_yaml_describes_the_same_deployments(described) -> None:
         assert pool["job_variables"] == wanted.job_variables
         crons = [(s["cron"], s["timezone"]) for s in entry["schedules"]]
         assert crons == ([(wanted.cron, wanted.timezone)] if wanted.cron else [])
-        limit = {"limit": 1, "collision_strategy": "CANCEL_NEW", "grace_period_seconds": 600}
+        strategy = {"cancel": "CANCEL_NEW", "wait": "ENQUEUE"}.get(str(wanted.alone))
+        limit = {"limit": 1, "collision_strategy": strategy, "grace_period_seconds": 600}
         assert entry.get("concurrency_limit") == (limit if wanted.alone else None)
         assert entry["enforce_parameter_schema"] is True
 
