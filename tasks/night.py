@@ -61,7 +61,8 @@ def open_night(book: NightBook, config: NightConfig, source: Source, again: bool
         if unfinished is not None and unfinished.fingerprint == _fingerprint_or_nothing(source):
             anew = book.change(unfinished, status="running", ended=None, reason=None, verdict=None)
             return Opened(anew, continued=True)
-    source.deliver(index)
+    # A night that came to no verdict has not used up its data.
+    source.deliver(1 + sum(state.status == "finished" for state in states))
     fingerprint = source.fingerprint()
     if not again:
         same = _judged_before(states, config.config_hash, fingerprint)

@@ -197,20 +197,26 @@ def spec_of(stage: str, facts: NightFacts, materials: Materials) -> StageSpec:
         seed=facts.config.seed,
         config={name: config[name] for name in shape.sections},
         inputs=inputs,
-        params={name: _param(name, facts) for name in shape.params},
+        params={name: _param(name, facts, inputs) for name in shape.params},
         code_version=code_version(MODULES.get(stage, "training")),
     )
 
 
-def _param(name: str, facts: NightFacts) -> Any:
+def _param(name: str, facts: NightFacts, inputs: Mapping[str, FileRef]) -> Any:
     found: dict[str, Any] = {
         "night_index": facts.index,
         "fingerprint": facts.fingerprint,
         "source": facts.source,
-        "store": str(facts.home / STORE),
+        "store": str(facts.home / STORE / facts.config.name / _store_name(inputs)),
         "confidence_levels": sorted({facts.config.evaluation.confidence, *facts.config.gates.confidence_levels}),
     }
     return found[name]
+
+
+def _store_name(inputs: Mapping[str, FileRef]) -> str:
+    """A chain's trajectories lie by its reference: token ids of another tokenizer mean nothing, and no chain ages
+    another's rows."""
+    return inputs["reference"].sha256[:16] if "reference" in inputs else "none"
 
 
 @functools.cache

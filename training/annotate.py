@@ -47,8 +47,10 @@ def run(context: StageContext) -> StageOutcome:
     view_file = context.output("view.json")
     with open_store(context, backbone, writable=True) as store:
         night = store.begin_night(context.spec.night)
+        # Stale rows go first: one that tonight's data still holds is stored anew, as tonight's.
+        store.evict(max_age_nights=replay.max_age_nights, current_night=night)
         own = store.append([_trajectory(answer, night) for answer in answers])
-        store.evict(capacity=replay.capacity, max_age_nights=replay.max_age_nights, current_night=night)
+        store.evict(capacity=replay.capacity)
         prompts = {answer.prompt.prompt_id: answer.prompt for answer in answers}
         mine = set(own)
         kept = [name for name in store.ids if name in mine] + _fresh_of_known_prompts(store, prompts)

@@ -23,6 +23,9 @@ LOG = "log.txt"
 LEASE = "lease"
 CHECKPOINTS = "checkpoints"
 
+PLACES = ("store",)
+"""Params that only say where something lies: content decides a result, not its place."""
+
 AnySection = TypeVar("AnySection", bound=Section)
 
 
@@ -67,7 +70,7 @@ class StageSpec:
             "seed": self.seed,
             "config": self.config,
             "inputs": {role: ref.sha256 for role, ref in self.inputs.items()},
-            "params": self.params,
+            "params": {name: value for name, value in self.params.items() if name not in PLACES},
             "code_version": self.code_version,
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -101,7 +101,9 @@ class GuardMonitor:
             return (rule.threshold * statistics.median(history) if known else math.nan), value
         seen = statistics.fmean([*list(history)[-(rule.window - 1) :], value]) if rule.window > 1 else value
         if rule.relative_to == "baseline":
-            return rule.threshold * self.baseline.get(rule.metric, math.nan), seen
+            # A multiple of nothing, or of a negative number, is no limit: such a baseline counts as none.
+            baseline = self.baseline.get(rule.metric, math.nan)
+            return (rule.threshold * baseline if baseline > 0 else math.nan), seen
         return rule.threshold, seen
 
     def forget_recent(self) -> None:

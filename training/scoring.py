@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +80,9 @@ class FunctionScorer:
 
     def __init__(self, name: str, allowed: Sequence[str], policy_tokenizer: Any) -> None:
         self.function = resolve_reward_function(name, allowed)
-        self.digest, self.name = f"function:{name}", name
+        # Stored verdicts are kept by digest: a mended rule must judge anew.
+        source = hashlib.sha256(inspect.getsource(inspect.getmodule(self.function) or self.function).encode())
+        self.digest, self.name = f"function:{name}@{source.hexdigest()[:16]}", name
         self._tokenizer = policy_tokenizer
 
     def scores(self, questions: Sequence[Question]) -> NDArray[np.float32]:

@@ -106,7 +106,8 @@ def test_a_rule_scores_the_text(annotate: Annotate, snapshot, reference_folder):
         expected = quickstart(rows[prompt_id]["prompt"], text, rows[prompt_id]["reference"])
         assert float(score) == pytest.approx(expected, abs=1e-6)
     assert len({round(float(score), 3) for score in batch.scores}) > 3
-    assert view.annotations.score == "function:quickstart"
+    assert view.annotations.score is not None
+    assert view.annotations.score.startswith("function:quickstart@")
 
 
 @pytest.mark.parametrize("at", [1, 2, 3, 5])
@@ -219,7 +220,8 @@ def test_a_function_scorer_sees_text_and_reference(snapshot, reference_folder):
     encoder = Encoder(Backbone.load(reference_folder, device=CPU).tokenizer, MODELS)
     scorer = build_scorer(GOLD, ModelsConfig(base="x"), None, encoder.tokenizer)
     assert isinstance(scorer, FunctionScorer)
-    assert (scorer.mean, scorer.std, scorer.digest) == (0.0, 1.0, "function:quickstart")
+    assert (scorer.mean, scorer.std) == (0.0, 1.0)
+    assert scorer.digest.startswith("function:quickstart@")
     prompt = prompt_of(snapshot, encoder)
     text = f"Sure! It is {prompt.reference}."
     found = scorer.scores([Question(prompt, encode_response(encoder.tokenizer, text).token_ids)])

@@ -53,7 +53,7 @@ def run(context: StageContext) -> StageOutcome:
     train = _training_answers(respondent, refs["challenger"], snapshot_prompts(context, respondent, len(prompts)))
     scorers = _scorers(reward, config, models, refs, respondent.encoder.tokenizer)
     train_rewards = _score_all(scorers, answers, prompts, train)
-    builder = _builder(config, prompts, context.spec.seed)
+    builder = _builder(config, prompts, context.spec.seed, context.spec.params.get("confidence_levels", ()))
     metrics = _metrics(builder, answers, train_rewards, _pair_points(scorers["reward"], held_out_rows))
     report = _report(context, prompts, answers, metrics, config)
     report_file, answers_file = context.output("report.json"), context.output("answers.parquet")
@@ -126,13 +126,15 @@ def _pair_points(scorer: Scorer, rows: Sequence[Mapping[str, Any]]) -> Floats | 
     return points
 
 
-def _builder(config: EvaluationConfig, prompts: Sequence[Prompt], seed: int) -> MetricBuilder:
+def _builder(
+    config: EvaluationConfig, prompts: Sequence[Prompt], seed: int, asked_levels: Sequence[float]
+) -> MetricBuilder:
     slices = slice_members(
         source=[p.source for p in prompts],
         category=[p.category for p in prompts],
         length=length_buckets([len(p.token_ids) for p in prompts]),
     )
-    levels = sorted({*LEVELS, config.confidence})
+    levels = sorted({*LEVELS, config.confidence, *asked_levels})
     return MetricBuilder(seed=seed, confidence=levels, resamples=config.bootstrap_samples, slices=slices)
 
 

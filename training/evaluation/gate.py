@@ -113,6 +113,13 @@ def _nonfinite_counts(report: EvaluationReport) -> list[tuple[str, int]]:
 
 def _models(report: EvaluationReport, has_champion: bool) -> CheckOutcome:
     made_with = report.champion is not None
+    if report.champion is not None and report.champion.sha256 == report.challenger.sha256:
+        return CheckOutcome(
+            kind="models",
+            scope=None,
+            verdict="FAIL",
+            sentence=f"{REPORT_LABEL}: the challenger is the champion itself, nothing better was found: FAIL; it stays",
+        )
     if made_with == has_champion:
         return CheckOutcome(
             kind="models",
