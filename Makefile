@@ -14,7 +14,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED = false
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow check lint types imports lock clean
+.PHONY: help install demo test test-slow check lint types imports lock clean stack stack-down
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -31,6 +31,12 @@ install: $(BIN)/.installed ## make .venv from requirements.lock and install the 
 
 demo: install ## one night on data and a model made here; again for a second night
 	OMP_NUM_THREADS= $(BIN)/nightjar run configs/quickstart.yaml
+
+stack: install ## PostgreSQL, Prefect, MLflow and two workers as native processes on loopback
+	@OMP_NUM_THREADS= $(BIN)/python -m flows.stack up
+
+stack-down: install ## end them; the data stay
+	@$(BIN)/python -m flows.stack down
 
 test: install ## all quick tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not integration"
