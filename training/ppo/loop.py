@@ -21,13 +21,14 @@ from configs.schema.guards import GuardsConfig
 from configs.schema.ppo import PPOConfig, ReplayConfig
 from training.checkpoint import CheckpointFolder
 from training.context import StageContext
-from training.errors import GuardStop, StageError
-from training.guards import Firing, GuardMonitor
+from training.errors import StageError
+from training.guards import GuardMonitor
 from training.models.layout import Group
 from training.ppo.probe import Prober, perplexity, selection_score
+from training.ppo.reactions import GuardReactions, RolledBack
 from training.ppo.rollout import RolloutWorker
 from training.ppo.rounds import RATIO_TOLERANCE, RoundMaker, minibatch_rows
-from training.ppo.state import PPOState, update_ema
+from training.ppo.state import AveragedPolicy, PPOState, update_ema
 from training.ppo.update import Updater, UpdateSettings
 from training.seeding import torch_generator
 
@@ -58,10 +59,6 @@ class Parts:
     good: CheckpointFolder
 
 
-class RolledBack(Exception):
-    """The last good state is back; the rest of this round is given up."""
-
-
 class PPOLoop:
     """Runs the rounds. All that changes lives in `parts.state` and `parts.guards`."""
 
@@ -71,6 +68,7 @@ class PPOLoop:
     ) -> None:  # fmt: skip
         self.parts, self.ppo, self.replay, self.guards, self.context = parts, ppo, replay, guards, context
         self.checkpoint_every = checkpoint_every
+        self.reactions = GuardReactions(parts.state, parts.guards, parts.good, ppo, context.recorder)
         self.round_metrics: dict[str, float] = {}
 
     @property
@@ -149,7 +147,8 @@ class PPOLoop:
         self.context.recorder.record(cursor.step, of_the_round)
         self._show(of_the_round)
         # What is true of the whole round is judged once, at its first step, or every warning would come many times.
-        self._act(self.parts.guards.observe(cursor.step, of_the_round if cursor.step_in_round == 1 else metrics))
+        judged = of_the_round if cursor.step_in_round == 1 else metrics
+        self.reactions.act(self.parts.guards.observe(cursor.step, judged))
         cursor.round_over = self._moved_too_far(metrics)  # before the checkpoint: a resumed run must stop here, too
         if cursor.step % self.replay.refresh_steps == 0 and self.state.batch is not None:
             self.parts.maker.refresh(self.state.batch)
@@ -224,15 +223,15 @@ class PPOLoop:
                 metrics["perplexity"] = self._perplexity()
         metrics["selection_score"] = selection_score(probe, self.ppo)
         self.context.recorder.record(cursor.step, metrics)
-        self._act(self.parts.guards.observe(cursor.step, metrics), round_is_over=True)
+        self.reactions.act(self.parts.guards.observe(cursor.step, metrics), round_is_over=True)
         if math.isfinite(probe.kl_ref):
             self.state.kl.update(probe.kl_ref, self.ppo.train_batch_size)
         with self._averaged():
             self._keep_if_best(metrics["selection_score"], metrics)
         self._save_good()
 
-    def _averaged(self) -> _Swapped:
-        return _Swapped(self.state, enabled=self.ppo.ema_decay is not None)
+    def _averaged(self) -> AveragedPolicy:
+        return AveragedPolicy(self.state, enabled=self.ppo.ema_decay is not None)
 
     def _keep_if_best(self, score: float, metrics: dict[str, float]) -> None:
         if not self.ppo.select_best or (math.isfinite(score) and score > self.state.best.score):
@@ -249,64 +248,6 @@ class PPOLoop:
             )
         if self.state.best.tensors:
             self.state.policy.load_tensors(self.state.best.tensors)
-
-    # -- guards ----------------------------------------------------------------------------------------------------
-
-    def _act(self, firings: list[Firing], round_is_over: bool = False) -> None:
-        """Carry out what fired: the gentler actions at once, then at most one rollback, then stop."""
-        for firing in firings:
-            self.context.recorder.event(
-                "guard", step=firing.step, rule=firing.rule.label, action=firing.rule.action, value=_finite(firing.value),
-                sentence=firing.sentence,
-            )  # fmt: skip
-            if firing.rule.action in ("reduce_lr", "reduce_clip"):
-                self._mitigate(firing)
-        for firing in firings:
-            if firing.rule.action == "stop":
-                raise GuardStop(f"ppo: stopped by a guard: {firing.sentence}", "look at the curves before the stop")
-        rollbacks = [firing for firing in firings if firing.rule.action == "rollback"]
-        if rollbacks:
-            self._roll_back(rollbacks[0], round_is_over)
-
-    def _mitigate(self, firing: Firing) -> None:
-        then, cursor = firing.rule.then, self.state.cursor
-        if then.kind == "reduce_lr":
-            floor = then.floor / self.ppo.actor_lr
-            for engine in (self.state.actor, self.state.critic_engine):
-                engine.lr_scale = min(engine.lr_scale, max(engine.lr_scale * then.factor, floor))
-        elif then.kind == "reduce_clip":
-            cursor.clip_ratio_low = min(cursor.clip_ratio_low, then.to)
-            cursor.clip_ratio_high = min(cursor.clip_ratio_high, then.to)
-        self.context.recorder.event("mitigation", step=firing.step, kind=then.kind, rule=firing.rule.label)
-
-    def _roll_back(self, firing: Firing, round_is_over: bool) -> None:
-        guards, cursor = self.parts.guards, self.state.cursor
-        guards.rollbacks[firing.index] += 1
-        if guards.rollbacks[firing.index] > firing.rule.max_rollbacks:
-            raise GuardStop(
-                f"ppo: rolled back {firing.rule.max_rollbacks} times and still: {firing.sentence}",
-                "lower ppo.actor_lr, raise ppo.kl_ctrl.kl_coef, or look at the data of the last rounds",
-            )
-        was_at, given_up = cursor.step, cursor.round - int(round_is_over)
-        scales = (self.state.actor.lr_scale, self.state.critic_engine.lr_scale)
-        clips = (cursor.clip_ratio_low, cursor.clip_ratio_high)
-        self.state.load(self.parts.good.at(cursor.good_step))
-        cursor = self.state.cursor
-        # Mitigations taken since stay taken; only what was learnt since is undone.
-        self.state.actor.lr_scale = min(self.state.actor.lr_scale, scales[0])
-        self.state.critic_engine.lr_scale = min(self.state.critic_engine.lr_scale, scales[1])
-        cursor.clip_ratio_low, cursor.clip_ratio_high = (
-            min(cursor.clip_ratio_low, clips[0]),
-            min(cursor.clip_ratio_high, clips[1]),
-        )
-        good_step = cursor.step
-        cursor.step, cursor.round = was_at, given_up
-        self._mitigate(firing)
-        guards.forget_recent()
-        self.context.recorder.event(
-            "rollback", step=was_at, to_step=good_step, round=given_up, rule=firing.rule.label, sentence=firing.sentence
-        )
-        raise RolledBack
 
     def _skip_round(self) -> None:
         """The round whose data led here is not tried again: going on means new data."""
@@ -341,24 +282,3 @@ class PPOLoop:
         for refused in self.parts.checkpoints.refused:
             self.context.recorder.event("checkpoint_refused", reason=refused)
         return True
-
-
-class _Swapped:
-    """The averaged policy in place of the current one, for as long as the context lasts."""
-
-    def __init__(self, state: PPOState, enabled: bool) -> None:
-        self.state, self.enabled = state, enabled and bool(state.ema)
-        self.kept: dict[str, torch.Tensor] = {}
-
-    def __enter__(self) -> None:
-        if self.enabled:
-            self.kept = self.state.policy.tensors()
-            self.state.policy.load_tensors(self.state.ema)
-
-    def __exit__(self, *exception: object) -> None:
-        if self.enabled:
-            self.state.policy.load_tensors(self.kept)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

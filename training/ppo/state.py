@@ -116,3 +116,20 @@ def update_ema(ema: dict[str, torch.Tensor], policy: Network, decay: float) -> N
     """ema = decay x ema + (1 - decay) x policy, tensor by tensor, in place."""
     for name, parameter in policy.parameters().items():
         ema[name].mul_(decay).add_(parameter.detach().cpu(), alpha=1.0 - decay)
+
+
+class AveragedPolicy:
+    """The averaged policy in place of the current one, for as long as the context lasts."""
+
+    def __init__(self, state: PPOState, enabled: bool) -> None:
+        self.state, self.enabled = state, enabled and bool(state.ema)
+        self.kept: dict[str, torch.Tensor] = {}
+
+    def __enter__(self) -> None:
+        if self.enabled:
+            self.kept = self.state.policy.tensors()
+            self.state.policy.load_tensors(self.state.ema)
+
+    def __exit__(self, *exception: object) -> None:
+        if self.enabled:
+            self.state.policy.load_tensors(self.kept)
