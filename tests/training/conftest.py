@@ -35,10 +35,10 @@ def night(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def snapshot(night: Path) -> Path:
-    """120 quickstart pairs: 84 to train on, 20 for validation, 16 for evaluation."""
-    from tests.training.stages import quickstart_rows, write_snapshot
+    """120 pairs on sums: 84 to train on, 20 for validation, 16 for evaluation."""
+    from tests.training.stages import arithmetic_rows, write_snapshot
 
-    return write_snapshot(night / "snapshot", quickstart_rows())
+    return write_snapshot(night / "snapshot", arithmetic_rows())
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Tiny stages for tests: a snapshot of quickstart pairs, settings that run in seconds, a spec and a run of it."""
+"""Tiny stages for tests: a snapshot of pairs on sums, settings that run in seconds, a spec and a run of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from configs.schema.base import Section
-from configs.schema.data import QuickstartConfig
 from configs.schema.evaluation import EvaluationConfig
 from configs.schema.guards import GuardsConfig
 from configs.schema.models import ModelsConfig
@@ -22,7 +21,6 @@ from configs.schema.ppo import PPOConfig, ReplayConfig, RolloutConfig
 from configs.schema.supervised import DistillConfig, RewardConfig, SFTConfig
 from training.__main__ import STAGES
 from training.contract import StageResult, StageSpec, file_ref, write_spec
-from training.data.quickstart import generate
 from training.data.schema import ROW_SCHEMA, Message, Row
 from training.process import run_stage
 
@@ -31,8 +29,8 @@ SEED = 7
 SPLITS = {"train": 84, "validation": 20, "evaluation": 16}
 
 MODELS = ModelsConfig(
-    base="quickstart", quickstart_hidden_size=32, quickstart_layers=2, student_layers=1, max_prompt_length=48,
-    max_response_length=24, dtype="float32",
+    base="quickstart", quickstart_hidden_size=32, quickstart_layers=2, student_layers=1, max_prompt_length=32,
+    max_response_length=14, dtype="float32",
 )  # fmt: skip
 SFT = SFTConfig(epochs=2, batch_size=24, learning_rate=1e-2, checkpoint_every=2, eval_every=2)
 REWARD = RewardConfig(
@@ -47,7 +45,7 @@ ROLLOUT = RolloutConfig(n=2, prompts_per_round=6)
 REPLAY = ReplayConfig(refresh_steps=3)
 PPO = PPOConfig(
     rounds=3, critic_warmup_rounds=1, train_batch_size=16, ppo_mini_batch_size=8, ppo_epochs=2, actor_lr=1e-3,
-    critic_lr=1e-2, lora_rank=4, lora_alpha=8, checkpoint_every=4, selection_prompts=8, max_approx_kl=None,
+    critic_lr=1e-2, lora_rank=4, lora_alpha=8, checkpoint_every=4, selection_prompts=6, max_approx_kl=None,
 )  # fmt: skip
 GUARDS = GuardsConfig(kl_probe_prompts=4, kl_probe_steps=3, perplexity_steps=4, perplexity_rows=8, rules=[])
 EVALUATION = EvaluationConfig(prompts=16, perplexity_rows=16, bootstrap_samples=200, gold_function="quickstart")
@@ -66,16 +64,23 @@ SECTIONS: dict[str, dict[str, Section]] = {
 }  # fmt: skip
 
 
-def quickstart_rows(count: int = sum(SPLITS.values()), night: int = 0) -> list[Row]:
-    """Pairs of the quickstart's generator, normalised."""
-    table = generate(QuickstartConfig(pairs_per_night=count), SEED, night).to_pylist()
-    return [
-        Row(
-            prompt=(Message(role="user", content=line["prompt"]),), chosen=line["chosen"], rejected=line["rejected"],
-            reference=line["reference"], source=line["source"], category=line["category"],
-        )
-        for line in table
-    ]  # fmt: skip
+def arithmetic_rows(count: int = sum(SPLITS.values())) -> list[Row]:
+    """Pairs on sums, each prompt once; a tenth of the labels is turned round. Made here, so that they never change."""
+    rows = []
+    for number in range(count):
+        first, second = number % 11, number // 11
+        right = f"{('Sure!', 'Of course.', 'Happy to help.')[number % 3]} {first + second}."
+        right += " Glad to help." if number % 2 else ""
+        wrong = f"{('Ugh.', 'Easy.')[number % 2]} {first + second + 1 + number % 3}."
+        wrong += " Numbers are so much fun, and I had to think for a while." if number % 5 == 0 else ""
+        chosen, rejected = (wrong, right) if number % 10 == 7 else (right, wrong)
+        rows.append(
+            Row(
+                prompt=(Message(role="user", content=f"What is {first} plus {second}?"),), chosen=chosen,
+                rejected=rejected, reference=str(first + second), source="quickstart", category=("odd", "even")[number % 2],
+            )
+        )  # fmt: skip
+    return rows
 
 
 def write_snapshot(folder: Path, rows: list[Row], splits: Mapping[str, int] = SPLITS) -> Path:

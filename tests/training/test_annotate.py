@@ -105,7 +105,7 @@ def test_a_rule_scores_the_text(annotate: Annotate, snapshot, reference_folder):
         text = decode_response(tokenizer, ids.tolist())
         expected = quickstart(rows[prompt_id]["prompt"], text, rows[prompt_id]["reference"])
         assert float(score) == pytest.approx(expected, abs=1e-6)
-    assert len({round(float(score), 3) for score in batch.scores}) > 3
+    assert len({round(float(score), 3) for score in batch.scores}) >= 3, "more than right and wrong"
     assert view.annotations.score is not None
     assert view.annotations.score.startswith("function:quickstart@")
 

@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from configs.schema.models import ModelsConfig
-from tests.training.stages import MODELS, quickstart_rows
+from tests.training.stages import MODELS, arithmetic_rows
 from training.examples import (
     Encoder,
     encode_answers,
@@ -77,7 +77,7 @@ def test_a_pair_that_differs_before_the_limit_stays(encoder):
 
 
 def test_a_whole_snapshot_is_accounted_for(encoder):
-    rows = [r.record() for r in quickstart_rows()]
+    rows = [r.record() for r in arithmetic_rows()]
     pairs, dropped = encode_pairs(rows, encoder)
     assert len(pairs) + sum(dropped.values()) == len(rows)
     assert len(pairs) > 100

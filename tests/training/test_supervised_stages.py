@@ -23,7 +23,7 @@ from tests.training.stages import (
     SEED,
     SFT,
     SPLITS,
-    quickstart_rows,
+    arithmetic_rows,
     run_here,
     write_snapshot,
     write_stage,
@@ -294,7 +294,7 @@ class TestDistill:
 
     def test_a_teacher_with_another_tokenizer(self, run: Run, snapshot: Path, reference_folder: Path, tmp_path: Path):
         """Teacher and student each read the text in their own tokens; the teacher's vocabulary is the smaller one."""
-        texts = [row.record()["chosen"] for row in quickstart_rows(50, night=1)[:3]]
+        texts = ["Sure! 5.", "Ugh. 6."]
         build_quickstart_model(texts, MODELS, 3, tmp_path / "small")
         small = Backbone.load(tmp_path / "small", device=CPU)
         assert small.base.config.vocab_size < Backbone.load(reference_folder, device=CPU).base.config.vocab_size
@@ -374,7 +374,7 @@ class TestDistill:
 
 
 def test_a_snapshot_helper_deals_every_row(tmp_path: Path):
-    rows = quickstart_rows()
+    rows = arithmetic_rows()
     folder = write_snapshot(tmp_path / "snapshot", rows)
     found = [row["row_id"] for name in SPLITS for row in read_split(folder, name)]
     assert found == [row.row_id for row in rows]

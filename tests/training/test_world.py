@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from configs.schema.base import Section
+from configs.schema.guards import GuardRule
 from tests.training.conftest import store_params
 from tests.training.forks import run_ranks
-from tests.training.stages import DISTILL, PPO, REWARD, SFT, run_here, write_stage
+from tests.training.stages import DISTILL, GUARDS, PPO, REWARD, SFT, run_here, write_stage
 from training.contract import METRICS, read_result
 from training.metrics import Mean, MeanTable
 from training.recorder import read_lines
@@ -128,8 +129,20 @@ def test_distill_on_two_ranks_is_distill_on_one(tmp_path, snapshot, reference_fo
     run_both(tmp_path, "distill", inputs, {}, "reward_model", distill=config)
 
 
-@BUDGETS
+@pytest.mark.parametrize("budget", [pytest.param(400, marks=pytest.mark.slow), 8192])
 def test_ppo_on_two_ranks_is_ppo_on_one(tmp_path, night, ppo_inputs, budget):
     changes = {"ppo_max_token_len": budget, "actor_lr": 1e-4, "critic_lr": 1e-3, "rounds": 2, "select_best": False}
     config = PPO.model_copy(update=changes)
     run_both(tmp_path, "ppo", ppo_inputs, store_params(night), "policy", ppo=config)
+
+
+@pytest.mark.slow
+def test_a_rollback_on_two_ranks_is_the_rollback_of_one(tmp_path, night, ppo_inputs):
+    """Both ranks see the same metrics, fire the same rule, and read the state that the main one wrote."""
+    rule = GuardRule(metric="explained_variance", op="<", threshold=1e9, patience=6, action="rollback", max_rollbacks=9)
+    changes = {"ppo_max_token_len": 200, "actor_lr": 1e-4, "critic_lr": 1e-3, "rounds": 4, "select_best": False}
+    guards = GUARDS.model_copy(update={"rules": [rule]})
+    config = PPO.model_copy(update=changes)
+    run_both(tmp_path, "ppo", ppo_inputs, store_params(night), "policy", ppo=config, guards=guards)
+    events = [line["event"] for line in read_lines(tmp_path / "two" / METRICS) if "event" in line]
+    assert events.count("rollback") >= 1

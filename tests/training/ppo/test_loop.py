@@ -49,6 +49,7 @@ def test_every_round_takes_its_steps(build_loop: BuildLoop):
     assert [("policy_loss" in line) for line in steps(loop)] == [False] * 4 + [True] * 8
     assert [event["answers"] for event in events(loop, "round")] == [16, 16, 16]
     assert len(loop.state.pool.fresh) == 3 * 12
+    assert not events(loop, "early_stop")
 
 
 def test_the_first_step_of_a_round_has_ratio_one(build_loop: BuildLoop):
@@ -114,12 +115,13 @@ def test_beta_reaches_its_end_with_the_last_round(build_loop: BuildLoop):
 def test_a_policy_that_moved_too_far_ends_the_round(build_loop: BuildLoop):
     loop = ran(build_loop, ppo={"max_approx_kl": 1e-7, "actor_lr": 1e-2})
     told = events(loop, "early_stop")
-    assert [event["round"] for event in told] == [1, 2]
+    assert told
     assert all(event["approx_kl"] > event["limit"] == 1e-7 for event in told)
-    assert 4 + 2 <= loop.state.cursor.step < 12
+    for event in told:  # nothing of its round comes after it
+        after = next((line for line in steps(loop) if line["step"] == event["step"] + 1), None)
+        assert after is None or after["ratio_mean"] == pytest.approx(1.0, abs=1e-9)
+    assert loop.state.cursor.step < 12
     assert loop.state.cursor.round == 3
-    free = ran(build_loop, "free", ppo={"max_approx_kl": None, "actor_lr": 1e-2})
-    assert not events(free, "early_stop")
 
 
 def test_the_kl_coefficient_follows_the_measured_kl(build_loop: BuildLoop):
@@ -130,8 +132,9 @@ def test_the_kl_coefficient_follows_the_measured_kl(build_loop: BuildLoop):
     grown = 1 + 0.2 * 16 / 100
     assert coefs == pytest.approx([0.05] * 8 + [0.05 * grown] * 4)
     assert loop.state.kl.kl_coef == pytest.approx(0.05 * grown**2)
-    fixed = ran(build_loop, "fixed", ppo={"kl_ctrl": KLControlConfig(type="fixed", kl_coef=0.03)})
-    assert {line["kl_coef"] for line in steps(fixed)} == {0.03}
+    fixed = build_loop("fixed", ppo=PPO.model_copy(update={"kl_ctrl": KLControlConfig(type="fixed", kl_coef=0.03)}))
+    fixed.state.kl.update(9.0, 100)
+    assert fixed.state.kl.kl_coef == 0.03
 
 
 def test_the_best_round_is_handed_on(build_loop: BuildLoop):
@@ -142,7 +145,7 @@ def test_the_best_round_is_handed_on(build_loop: BuildLoop):
 
     def scored(limit: int) -> Any:
         probe = measure(limit)
-        if limit == 8:  # a selection, not a guard's look
+        if limit == loop.ppo.selection_prompts:  # not a guard's look
             object.__setattr__(probe, "heldout_reward", next(scores))
             object.__setattr__(probe, "kl_ref", 0.0)
             kept[loop.state.cursor.round] = loop.state.policy.tensors()
@@ -228,7 +231,7 @@ def test_selection_uses_the_held_out_prompts(build_loop: BuildLoop):
     train = {e.prompt_id for e in loop.state.pool.fresh}
     assert train.isdisjoint(p.prompt_id for p in loop.parts.prober.prompts)
     last = [line for line in lines(loop) if "selection_score" in line][-1]
-    probe = loop.parts.prober.measure(8)
+    probe = loop.parts.prober.measure(loop.ppo.selection_prompts)
     if loop.state.best.round == 3:
         assert last["selection_score"] == selection_score(probe, loop.ppo)
 
@@ -241,8 +244,9 @@ def test_the_same_seed_is_the_same_run_and_another_is_not(build_loop: BuildLoop)
         ]
         return json.dumps(kept)
 
-    assert history("one") == history("two")
-    assert history("one again", actor_lr=2e-3) != history("two again")
+    first = history("one")
+    assert history("two") == first
+    assert history("other", actor_lr=2e-3) != first
 
 
 def test_a_spec_that_changed_begins_anew(build_loop: BuildLoop, tmp_path: Path):

@@ -20,7 +20,7 @@ from training.models.sampling import Sample, sample_responses
 from training.ppo.loop import PPOLoop
 
 LIMIT = 0.03  # nats a token: so small a model cannot go much further
-LONG = PPO.model_copy(update={"rounds": 5, "select_best": False})
+LONG = PPO.model_copy(update={"rounds": 4, "select_best": False})
 HALVE = Mitigation(kind="reduce_lr", factor=0.5)
 
 
@@ -86,7 +86,8 @@ def poison_round(loop: PPOLoop, bad: int, factor: float = 1e6) -> None:
         answers = collect(round_index)
         if round_index == bad:
             for answer in answers:
-                object.__setattr__(answer, "score", answer.score * factor)
+                # Its size: whether the tiny reward model likes or loathes these answers is chance.
+                object.__setattr__(answer, "score", abs(answer.score) * factor)
         return answers
 
     loop.parts.rollouts.collect = collected
@@ -104,7 +105,7 @@ def test_poisoned_rewards_are_rolled_back(build_loop: BuildLoop):
     assert watch.seen == [8]
     assert loop.state.actor.lr_scale == loop.state.critic_engine.lr_scale == 0.5
     assert all(abs(e.score) < 1_000 for e in loop.state.pool.fresh), "poisoned answers stayed"
-    assert {e.round for e in loop.state.pool.fresh} == {0, 1, 3, 4}
+    assert {e.round for e in loop.state.pool.fresh} == {0, 1, 3}
     assert_sound(loop)
 
 
@@ -133,7 +134,7 @@ def test_a_learning_rate_a_hundred_times_too_high_is_brought_down(build_loop: Bu
     assert loop.state.actor.lr_scale <= 0.02
     assert_sound(loop)
     assert loop.state.best.probe["kl_ref"] < LIMIT
-    assert loop.parts.prober.measure(8).kl_ref < LIMIT
+    assert loop.parts.prober.measure(6).kl_ref < LIMIT
     rates = [line["learning_rate"] for line in steps(loop) if line.get("learning_rate")]
     assert rates[0] == pytest.approx(0.1)
     assert rates[-1] == pytest.approx(0.1 * loop.state.actor.lr_scale)
@@ -287,7 +288,7 @@ def test_a_floor_above_the_rate_never_raises_it(build_loop: BuildLoop):
     rule = GuardRule(
         metric="policy_loss", op="<", threshold=1e9, action="reduce_lr", then=Mitigation(kind="reduce_lr", floor=0.5)
     )
-    loop, _ = watched(build_loop, rule)
+    loop, _ = watched(build_loop, rule, ppo=LONG.model_copy(update={"rounds": 2}))
     loop.run()
     assert loop.state.actor.lr_scale == loop.state.critic_engine.lr_scale == 1.0
 
@@ -315,7 +316,7 @@ def test_a_mitigation_outlives_a_later_rollback(build_loop: BuildLoop):
         metric="policy_loss", op="<", threshold=1e9, action="reduce_clip", then=Mitigation(kind="reduce_clip", to=0.1)
     )
     hard = GuardRule(metric="approx_kl", op="<", threshold=1e9, patience=6, action="rollback", then=HALVE)
-    loop, watch = watched(build_loop, gentle, hard)
+    loop, watch = watched(build_loop, gentle, hard, ppo=LONG.model_copy(update={"rounds": 5}))
     loop.run()
     assert watch.seen == [8, 14]
     good = [loop.parts.good.at(step).state["cursor"] for step in loop.parts.good.steps()]
@@ -329,7 +330,7 @@ def test_the_mitigation_of_a_rollback_is_the_rules(build_loop: BuildLoop, kind: 
     rule = GuardRule(
         metric="approx_kl", op="<", threshold=1e9, patience=6, action="rollback", then=Mitigation(kind=kind, to=0.12)
     )
-    loop, _ = watched(build_loop, rule, ppo=LONG.model_copy(update={"rounds": 4}))
+    loop, _ = watched(build_loop, rule)
     loop.run()
     changed = {
         "reduce_lr": loop.state.actor.lr_scale == 0.5, "reduce_clip": loop.state.cursor.clip_ratio_low == 0.12,
@@ -346,7 +347,7 @@ def test_two_rules_at_once_roll_back_once(build_loop: BuildLoop):
         GuardRule(metric=metric, op="<", threshold=1e9, patience=6, action="rollback", then=HALVE, name=metric)
         for metric in ("approx_kl", "policy_loss")
     ]
-    loop, watch = watched(build_loop, *rules, ppo=LONG.model_copy(update={"rounds": 4}))
+    loop, watch = watched(build_loop, *rules)
     loop.run()
     assert fired(loop) == ["approx_kl", "policy_loss"]
     assert len(watch.seen) == 1
