@@ -21,6 +21,7 @@ from tests.training.same_run import assert_same_run, history
 from tests.training.stages import DISTILL, GUARDS, PPO, REWARD, SFT, run_here, write_stage
 from training.checkpoint import CheckpointFolder
 from training.contract import METRICS, RESULT
+from training.ppo.loop import PPOLoop
 from training.recorder import Recorder, read_lines
 
 Case = Callable[[str], Path]
@@ -87,6 +88,19 @@ def die_at_record(directory: Path, number: int) -> None:
     run(directory)
 
 
+def die_at_step(directory: Path, step: int) -> None:
+    """Run until the metrics of that optimiser step, or a later one, are about to be written."""
+    record = Recorder.record
+
+    def dying(self: Recorder, at: int, metrics: dict[str, float]) -> None:
+        if at >= step:
+            kill_self()
+        record(self, at, metrics)
+
+    Recorder.record = dying
+    run(directory)
+
+
 def die_inside_save(directory: Path, number: int) -> None:
     """Run until the `number`-th checkpoint is half written: tensors torn, nothing else there."""
     write = kill_at_call(0, training.checkpoint.save_file)
@@ -118,13 +132,14 @@ def until_done(directory: Path, deaths: list[tuple[Callable[[Path, int], None], 
 
 @pytest.mark.parametrize("case", [pytest.param(CASES[name], id=name) for name in CASES], indirect=True)
 def test_killed_and_gone_on_with_is_the_same_run(case: Case, request: pytest.FixtureRequest):
-    """Deaths at seeded steps and inside a checkpoint write, until the run comes through."""
+    """Deaths inside a checkpoint write, and at a seeded step of each third of the run."""
     straight, killed = case("straight"), case("killed")
     assert run_forked(lambda: run(straight)) == 0
+    last = max(line["step"] for line in history(straight) if "event" not in line)
     draws = random.Random(request.node.callspec.id)
-    deaths = [(die_at_record, draws.randint(1, 4)), (die_inside_save, draws.randint(1, 3))]
-    deaths += [(die_at_record, draws.randint(2, 5)), (die_at_record, draws.randint(2, 5))]
-    assert until_done(killed, deaths) >= 3
+    deaths = [(die_inside_save, draws.randint(1, 2))]
+    deaths += [(die_at_step, draws.randint(third * last // 3 + 1, (third + 1) * last // 3)) for third in range(3)]
+    assert until_done(killed, deaths) == 4
     assert_same_run(straight, killed)
 
 
@@ -155,6 +170,22 @@ def test_the_case_with_an_early_stop_has_one(case: Case):
     straight = case("straight")
     assert run_forked(lambda: run(straight)) == 0
     assert [line["event"] for line in history(straight) if "event" in line].count("early_stop") >= 1
+
+
+@pytest.mark.parametrize("case", [pytest.param(CASES["ppo early stop"], id="ppo")], indirect=True)
+def test_killed_just_after_an_early_stop_the_round_stays_over(case: Case):
+    """The checkpoint of that very step must say so."""
+    straight, killed = case("straight"), case("killed")
+    assert run_forked(lambda: run(straight)) == 0
+
+    def dies() -> None:
+        end = PPOLoop._end_round
+        PPOLoop._end_round = lambda loop: kill_self() if loop.state.cursor.round_over else end(loop)
+        run(killed)
+
+    assert run_forked(dies) == KILLED
+    assert run_forked(lambda: run(killed)) == 0
+    assert_same_run(straight, killed)
 
 
 @pytest.mark.parametrize("case", [pytest.param(CASES[name], id=name) for name in ("sft", "ppo")], indirect=True)

@@ -97,6 +97,16 @@ def test_it_learns(tmp_path: Path):
     assert losses[-1] < 0.01 * losses[0]
 
 
+def test_the_gradient_is_the_mean_over_the_batch(tmp_path: Path):
+    """Not its sum: the norm that is logged and clipped must not grow with the batch."""
+    task = LineTask()
+    fit(task, config(epochs=0.1, max_tokens_per_microbatch=9, max_grad_norm=1e9), context(tmp_path), World())
+    rows = torch.tensor([i for items in task.seen for i in items])
+    assert len(rows) == 6
+    gradient = torch.stack([(-2 * task.x[rows] * task.y[rows]).mean(), (-2 * task.y[rows]).mean()])
+    assert metric_series(tmp_path / METRICS, "grad_norm")[1] == pytest.approx([float(gradient.norm())], rel=1e-5)
+
+
 @given(items=st.integers(1, 40), batch=st.integers(1, 12), epochs=st.floats(0.1, 3), seed=st.integers(0, 9))
 def test_an_epoch_sees_each_row_at_most_once(items, batch, epochs, seed):
     order = _Order(items, config(batch_size=batch, epochs=epochs), seed, "sft")
@@ -188,7 +198,7 @@ def test_checkpoints_of_another_spec_are_not_gone_on_from(tmp_path: Path):
     assert found.state["seed"] == 2
 
 
-@pytest.mark.parametrize("at", [1, 2, 5, 7, 9])
+@pytest.mark.parametrize("at", [1, 2, 5, 6, 8])
 def test_killed_at_a_step_and_run_again_is_the_same_run(tmp_path: Path, at: int):
     settings = config(epochs=4, checkpoint_every=2, eval_every=3)
     straight = LineTask()

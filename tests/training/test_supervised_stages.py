@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from tests.training.stages import (
 )
 from training.base import build_quickstart_model, snapshot_texts, train_tokenizer
 from training.contract import file_ref, read_json, read_spec
-from training.distill import DistillTask, TaughtPairs, compare
+from training.distill import DistillTask, TaughtPairs, _centred, _taught, compare
 from training.errors import ModelFolderError, StageError
 from training.examples import Encoder, encode_imitation, encode_pairs, read_split
 from training.models.backbone import Backbone
@@ -348,6 +349,21 @@ class TestDistill:
         with torch.no_grad():
             parts = sum(float(task.loss([i], 3)[0]) for i in range(3))
         assert parts == pytest.approx(float(expected), rel=1e-4)
+
+    def test_only_rows_that_a_person_labelled_carry_a_label(self, base_folder: Path, snapshot: Path):
+        rows = read_split(snapshot, "train")[:3]
+        rows[1]["label_weight"] = 0.5
+        own = [rows[0] | {"row_id": "policy-0", "chosen": "one", "rejected": "two"}]
+        teacher = SimpleNamespace(scores=lambda rows, config: {r["row_id"]: torch.zeros(2) for r in rows})
+        encoder = Encoder(Backbone.load(base_folder, device=CPU).tokenizer, MODELS)
+        taught = _taught(rows + own, teacher, encoder, DISTILL, labelled=3)
+        assert taught.labelled.tolist() == [1.0, 0.5, 1.0, 0.0]
+        assert [pair.row_id for pair in taught.pairs][-1] == "policy-0"
+
+    def test_both_splits_are_centred_by_the_training_rows(self):
+        train, held_out = (TaughtPairs([], torch.tensor(rows), torch.ones(2)) for rows in ([[1.0, 3.0]], [[5.0, 7.0]]))
+        train, held_out, centre = _centred(train, held_out)
+        assert (train.teacher.tolist(), held_out.teacher.tolist(), centre) == ([[-1.0, 1.0]], [[3.0, 5.0]], 2.0)
 
     def test_a_comparison_by_hand(self):
         draws = torch.Generator().manual_seed(1)

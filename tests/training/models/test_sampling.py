@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from training.models.backbone import Backbone
 from training.models.network import Network
@@ -93,6 +93,21 @@ def test_neighbours_do_not_matter(stirred_network):
     for i in (0, 3):
         assert here[i].token_ids == there[i].token_ids
         np.testing.assert_allclose(here[i].log_probs, there[i].log_probs, atol=1e-5, rtol=0)
+
+
+def test_prompts_of_any_length_stand_at_their_own_positions():
+    """With learned positions, padding on the left must not move a prompt; rotary ones would not show it."""
+    shape = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
+    with seeded_init(1, "absolute"):
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, **shape)).eval().requires_grad_(False)
+    model.transformer.wpe.weight.mul_(50.0)
+    network = Network(Backbone(model, SimpleNamespace(eos_token_id=EOS, pad_token_id=0), Path("toy")))
+    prompts = [(1, 3), (1, 3, 4, 5, 1, 3, 4, 5), (5, 4, 3)]
+    together = sample(network, prompts, SamplingSettings(6))
+    alone = sample(network, prompts, SamplingSettings(6, batch_size=1))
+    for one, other in zip(together, alone, strict=True):
+        assert one.token_ids == other.token_ids
+        np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-5, rtol=0)
 
 
 def test_the_same_prompt_twice_gets_answers_of_its_own(stirred_network):
