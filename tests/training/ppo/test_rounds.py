@@ -79,6 +79,13 @@ def test_the_filters_best_is_always_there():
         assert {5 * p + int(np.argmax(group)) for p, group in enumerate(fresh)} <= chosen
 
 
+def test_the_random_other_is_drawn_anew_each_round():
+    found, tonight = maker([], spread(6, 5), batch=30, filter="best_random")
+    rounds = [frozenset(found.choose(r, tonight).indices) for r in range(4)]
+    assert len(set(rounds)) == 4
+    assert frozenset(found.choose(2, tonight).indices) == rounds[2]
+
+
 def test_few_fresh_answers_all_come():
     found, tonight = maker(spread(10, 2), spread(1, 2), batch=8, filter="none")
     indices = found.choose(0, tonight).indices
