@@ -17,41 +17,53 @@ _OFF = "off"
 _FIXED_ZONES = frozenset({"UTC", "Etc/UTC", "GMT", "Etc/GMT", "Z"})
 
 
+Config = Annotated[Path, typer.Argument(help="The night's YAML.", show_default=False)]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="Settings laid over the YAML in every night.", show_default=False)
+]
+Cron = Annotated[str, typer.Option(help="When a night starts; `off` removes the schedule.")]
+WatchCron = Annotated[str, typer.Option(help="When the champion is measured; `off` removes it.")]
+Zone = Annotated[str, typer.Option(help="Zone of both crons, such as Europe/Berlin.")]
+Hours = Annotated[
+    float, typer.Option(min=0.0, help="Ask a person about undecided nights, for so many hours. 0: never ask.")
+]
+Blocks = Annotated[
+    list[str] | None, typer.Option(help="Notification block, type/name, such as slack-webhook/ops. Repeatable.")
+]
+GpuPool = Annotated[
+    bool, typer.Option("--gpu-pool/--no-gpu-pool", help="Hand heavy stages to the pool gpu, or run them in place.")
+]
+Slots = Annotated[int, typer.Option(min=1, help="Stages that the GPU pool runs at once.")]
+ConfigAt = Annotated[
+    str | None,
+    typer.Option(
+        help="Path of the YAML as workers see it. Default: its absolute path here, and runs start in this folder."
+    ),
+]
+CpuJob = Annotated[
+    list[str] | None, typer.Option(help="Job variable of the CPU pool's runs, KEY=VALUE (image=...). Repeatable.")
+]
+GpuJob = Annotated[list[str] | None, typer.Option(help="Job variable of the GPU pool's runs, KEY=VALUE. Repeatable.")]
+
+
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
     app.command(name="deploy")(deploy_command)
 
 
 def deploy_command(
-    config: Annotated[Path, typer.Argument(help="The night's YAML.", show_default=False)],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Settings laid over the YAML in every night.", show_default=False)
-    ] = None,
-    cron: Annotated[str, typer.Option(help="When a night starts; `off` removes the schedule.")] = "0 4 * * *",
-    watch_cron: Annotated[str, typer.Option(help="When the champion is measured; `off` removes it.")] = "30 */6 * * *",
-    timezone: Annotated[str, typer.Option(help="Zone of both crons, such as Europe/Berlin.")] = "UTC",
-    approval_hours: Annotated[
-        float, typer.Option(min=0.0, help="Ask a person about undecided nights, for so many hours. 0: never ask.")
-    ] = 0.0,
-    notify: Annotated[
-        list[str] | None, typer.Option(help="Notification block, type/name, such as slack-webhook/ops. Repeatable.")
-    ] = None,
-    gpu_pool: Annotated[
-        bool, typer.Option("--gpu-pool/--no-gpu-pool", help="Hand heavy stages to the pool gpu, or run them in place.")
-    ] = True,
-    gpu_slots: Annotated[int, typer.Option(min=1, help="Stages that the GPU pool runs at once.")] = 1,
-    config_at: Annotated[
-        str | None,
-        typer.Option(
-            help="Path of the YAML as workers see it. Default: its absolute path here, and runs start in this folder."
-        ),
-    ] = None,
-    cpu_job: Annotated[
-        list[str] | None, typer.Option(help="Job variable of the CPU pool's runs, KEY=VALUE (image=...). Repeatable.")
-    ] = None,
-    gpu_job: Annotated[
-        list[str] | None, typer.Option(help="Job variable of the GPU pool's runs, KEY=VALUE. Repeatable.")
-    ] = None,
+    config: Config,
+    overrides: Overrides = None,
+    cron: Cron = "0 4 * * *",
+    watch_cron: WatchCron = "30 */6 * * *",
+    timezone: Zone = "UTC",
+    approval_hours: Hours = 0.0,
+    notify: Blocks = None,
+    gpu_pool: GpuPool = True,
+    gpu_slots: Slots = 1,
+    config_at: ConfigAt = None,
+    cpu_job: CpuJob = None,
+    gpu_job: GpuJob = None,
 ) -> None:
     """Put pools, limits, deployments, schedules and automations on the Prefect server of PREFECT_API_URL.
 

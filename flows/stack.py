@@ -6,6 +6,7 @@ installations are described in docs/operations.md.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -57,6 +58,7 @@ def up(
         typer.echo("the stack is running already")
     else:
         require_free(ports)
+        require_driver()
         started = time.monotonic()
         _spawn(place, folder, ports)
         typer.echo(f"the stack is up after {time.monotonic() - started:.0f} s")
@@ -138,6 +140,12 @@ def require_free(ports: Ports) -> None:
                     f"port {port} is taken, so {name} cannot listen on it ({error.strerror})",
                     f"end what listens there, or choose another: python -m flows.stack up --{name}-port PORT",
                 ) from None
+
+
+def require_driver() -> None:
+    """Raises NightjarError without MLflow's driver for PostgreSQL (Prefect brings its own)."""
+    if importlib.util.find_spec("psycopg2") is None:
+        raise NightjarError("MLflow needs psycopg2 to keep its data in PostgreSQL", "pip install psycopg2-binary")
 
 
 def _spawn(home: Path, folder: Path, ports: Ports) -> None:

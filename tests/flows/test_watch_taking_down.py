@@ -1,0 +1,82 @@
+"""Who puts the previous champion back after a breach: the automation that hears the event, or the watch itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from flows import watch as watch_module
+from flows.watch import BREACHED_EVENT, WatchRequest
+from tasks.progress import Silent, listening
+from tasks.rollback import Rollback
+from tasks.watching import Breach, WatchState
+
+BROKEN = WatchState("4", (Breach("reward", -3.0, "reward is -3, below 0"),), consecutive=3, patience=3)
+SITE = SimpleNamespace(model="team-policy", home=Path("/srv/nightjar"))
+CONFIG = SimpleNamespace(name="team")
+
+
+class World:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.events: list[dict] = []
+        self.rollbacks: list[dict] = []
+        self.told: list[str] = []
+        self.asked: list[str] = []
+        self.automatic = True
+        monkeypatch.setattr(watch_module, "emit_event", lambda **event: self.events.append(event))
+        monkeypatch.setattr(watch_module, "rollback", self.rollback)
+        monkeypatch.setattr(watch_module, "rollback_is_automatic", self.is_automatic)
+        monkeypatch.setattr(watch_module, "notify", lambda blocks, subject, body: self.told.append(body) or [])
+
+    def rollback(self, site, **how) -> Rollback:
+        self.rollbacks.append(how)
+        return Rollback(True, "4", "3", "version 3 is champion again")
+
+    def is_automatic(self, chain: str) -> bool:
+        self.asked.append(chain)
+        return self.automatic
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4200/api")
+    return World(monkeypatch)
+
+
+def act(state: WatchState):
+    with listening(Silent()):
+        return watch_module._act(SITE, CONFIG, state, WatchRequest(home="/srv/nightjar"))
+
+
+def test_an_automation_that_listens_does_it(world: World) -> None:
+    state = act(BROKEN)
+    assert (state.name, state.is_failed()) == ("Breached", True)
+    (event,) = world.events
+    assert event["event"] == BREACHED_EVENT
+    assert event["resource"]["prefect.resource.id"] == "nightjar.model.team-policy"
+    assert event["payload"] == {"why": BROKEN.why, "version": "4", "home": "/srv/nightjar"}
+    assert (world.rollbacks, world.asked) == ([], ["team"])
+    assert "reward is -3" in world.told[0]
+
+
+def test_without_one_the_watch_does_it_and_the_event_is_there_all_the_same(world: World) -> None:
+    world.automatic = False
+    act(BROKEN)
+    assert len(world.events) == 1
+    assert world.rollbacks == [{"why": BROKEN.why, "away_from": "4", "by": "watch"}]
+
+
+def test_without_a_server_there_is_no_event(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PREFECT_API_URL")
+    act(BROKEN)
+    assert world.events == []
+    assert len(world.rollbacks) == 1
+
+
+def test_patience_and_kept_limits_take_nobody_down(world: World) -> None:
+    early = WatchState("4", BROKEN.breaches, consecutive=2, patience=3)
+    assert act(early).name == "Breached"
+    assert act(WatchState("4", (), consecutive=0, patience=3)).is_completed()
+    assert (world.events, world.rollbacks) == ([], [])
