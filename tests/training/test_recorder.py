@@ -63,7 +63,9 @@ def test_a_rewind_forgets_what_came_after(file: Path):
     position = recorder.position()
     recorder.record(2, {"loss": 2.0})
     recorder.rewind(position)
+    assert recorder.position() == position
     recorder.record(3, {"loss": 3.0})
+    assert recorder.position() == file.stat().st_size
     assert [line["step"] for line in read_lines(file)] == [1, 3]
 
 

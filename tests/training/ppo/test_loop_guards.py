@@ -310,19 +310,42 @@ def test_reduce_clip_lowers_the_clip_and_never_raises_it(build_loop: BuildLoop):
     assert (wide.state.cursor.clip_ratio_low, wide.state.cursor.clip_ratio_high) == (0.2, 0.3)
 
 
-def test_a_mitigation_outlives_a_later_rollback(build_loop: BuildLoop):
-    """The state that comes back is older than the lesson."""
-    gentle = GuardRule(
-        metric="policy_loss", op="<", threshold=1e9, action="reduce_clip", then=Mitigation(kind="reduce_clip", to=0.1)
+def later(patience: int, action: str, then: Mitigation, name: str | None = None) -> GuardRule:
+    """A rule that fires at the `patience`-th step of the policy: 5 is the first of round 2, 6 the second."""
+    return GuardRule(
+        metric="approx_kl",
+        op="<",
+        threshold=1e9,
+        patience=patience,
+        action=action,
+        then=then,
+        max_rollbacks=9,
+        name=name,
     )
-    hard = GuardRule(metric="approx_kl", op="<", threshold=1e9, patience=6, action="rollback", then=HALVE)
-    loop, watch = watched(build_loop, gentle, hard, ppo=LONG.model_copy(update={"rounds": 5}))
+
+
+def test_a_mitigation_outlives_a_rollback_in_the_same_round(build_loop: BuildLoop):
+    """The state that comes back is older than the lesson."""
+    rules = [
+        later(5, "reduce_clip", Mitigation(kind="reduce_clip", to=0.1)),
+        later(5, "reduce_lr", Mitigation(kind="reduce_lr", factor=0.1)),
+        later(6, "rollback", HALVE),
+    ]
+    loop, watch = watched(build_loop, *rules, ppo=LONG.model_copy(update={"rounds": 3}))
+    loop.run()
+    assert watch.seen == [8]
+    assert (loop.state.cursor.clip_ratio_low, loop.state.cursor.clip_ratio_high) == (0.1, 0.1)
+    assert loop.state.actor.lr_scale == pytest.approx(0.05)
+    assert loop.state.critic_engine.lr_scale == pytest.approx(0.05)
+
+
+def test_after_a_rollback_no_rule_remembers_the_way_there(build_loop: BuildLoop):
+    """Its seventh breach would come with the next step, but six of them were undone."""
+    rules = [later(6, "rollback", HALVE), later(7, "warn", HALVE, name="late")]
+    loop, watch = watched(build_loop, *rules, ppo=LONG.model_copy(update={"rounds": 5}))
     loop.run()
     assert watch.seen == [8, 14]
-    good = [loop.parts.good.at(step).state["cursor"] for step in loop.parts.good.steps()]
-    assert all(cursor["clip_ratio_low"] == 0.1 for cursor in good)
-    assert loop.state.cursor.clip_ratio_low == 0.1
-    assert loop.state.actor.lr_scale == 0.25
+    assert "late" not in fired(loop)
 
 
 @pytest.mark.parametrize("kind", ["reduce_lr", "reduce_clip", "none"])
