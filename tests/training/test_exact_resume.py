@@ -22,6 +22,7 @@ from tests.training.stages import DISTILL, GUARDS, PPO, REWARD, SFT, run_here, w
 from training.checkpoint import CheckpointFolder
 from training.contract import METRICS, RESULT
 from training.ppo.loop import PPOLoop
+from training.ppo.state import Cursor
 from training.recorder import Recorder, read_lines
 
 Case = Callable[[str], Path]
@@ -65,7 +66,7 @@ CASES = {
     "reward": ("reward", {"reward": changed(REWARD, epochs=3.0, checkpoint_every=2, eval_every=3)}),
     "distill": ("distill", {"distill": changed(DISTILL, checkpoint_every=2, eval_every=3)}),
     "ppo": ("ppo", {"ppo": changed(PPO, checkpoint_every=2)}),
-    "ppo early stop": ("ppo", {"ppo": changed(PPO, max_approx_kl=1e-7, ema_decay=0.8, **EVERY_STEP)}),
+    "ppo early stop": ("ppo", {"ppo": changed(PPO, max_approx_kl=1e-7, ppo_epochs=4, ema_decay=0.8, **EVERY_STEP)}),
     "ppo rolled back": (
         "ppo", {"ppo": changed(PPO, rounds=5, checkpoint_every=3), "guards": changed(GUARDS, rules=[SLEEPY_ROLLBACK])},
     ),
@@ -178,9 +179,12 @@ def test_killed_just_after_an_early_stop_the_round_stays_over(case: Case):
     straight, killed = case("straight"), case("killed")
     assert run_forked(lambda: run(straight)) == 0
 
+    def early(cursor: Cursor) -> bool:
+        return cursor.round_over and cursor.step_in_round < 8  # 4 epochs of 2 minibatches
+
     def dies() -> None:
         end = PPOLoop._end_round
-        PPOLoop._end_round = lambda loop: kill_self() if loop.state.cursor.round_over else end(loop)
+        PPOLoop._end_round = lambda loop: kill_self() if early(loop.state.cursor) else end(loop)
         run(killed)
 
     assert run_forked(dies) == KILLED
