@@ -20,6 +20,7 @@ from tasks.launch import StageRun, run_stage
 from tasks.launch_plan import LaunchPlan
 from tasks.lease import renewed_lease
 from tasks.progress import MetricsTail, Progress, listener
+from tasks.ready_child import ReadyChildren
 from tasks.result_index import FoundResult, find_result
 from training.contract import StageSpec, write_spec
 from training.errors import StageError
@@ -36,17 +37,23 @@ _UNTAKEN_SECONDS = 60.0
 _SILENT_LEASES = 3.0
 
 
-def run_where_it_belongs(spec: StageSpec, directory: Path, plan: LaunchPlan, runtime: RuntimeConfig) -> StageRun:
+def is_handed_over(stage: str) -> bool:
+    """Whether another pool runs `stage`."""
+    return bool(os.environ.get(DEPLOYMENT)) and stage in HEAVY
+
+
+def run_where_it_belongs(
+    spec: StageSpec, directory: Path, plan: LaunchPlan, runtime: RuntimeConfig, ready: ReadyChildren | None = None
+) -> StageRun:
     """Heavy stages on the deployment that NIGHTJAR_TRAIN_DEPLOYMENT names, everything else in a child of this process.
 
     Raises StageError. Whatever ends this call, the run it started has been told to end as well.
     """
-    deployment = os.environ.get(DEPLOYMENT)
-    if not deployment or spec.stage not in HEAVY or find_result(Path(spec.home), directory, spec.key) is not None:
-        return run_stage(spec, directory, plan)
+    if not is_handed_over(spec.stage) or find_result(Path(spec.home), directory, spec.key) is not None:
+        return run_stage(spec, directory, plan, ready=ready)
     started = time.monotonic()
     try:
-        found, attempts = _HandedOver(deployment, spec, directory, plan, runtime).until_done()
+        found, attempts = _HandedOver(os.environ[DEPLOYMENT], spec, directory, plan, runtime).until_done()
     except BaseException:
         listener().stage_ended(spec.stage, "failed", time.monotonic() - started)
         raise

@@ -46,7 +46,7 @@ def reconcile_task(site: Site) -> Reconciled:
 def stage_task(stage: str, spec: StageSpec, directory: str, plan: LaunchPlan, night: NightWork) -> StageRun:
     """One stage, here or on the GPU pool. Whoever runs it retries a dead child from its checkpoint; no retry here."""
     with night.tracker.following(stage, Path(directory)):
-        return run_where_it_belongs(spec, Path(directory), plan, night.config.runtime)
+        return run_where_it_belongs(spec, Path(directory), plan, night.config.runtime, night.ready)
 
 
 @task(name="gate", **ACT)

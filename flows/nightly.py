@@ -13,6 +13,7 @@ from prefect.states import Completed, Failed
 from configs.errors import NightjarError
 from configs.schema import NightConfig, load_config
 from flows.flow_log import FlowLog
+from flows.handover import is_handed_over
 from flows.night_tasks import gate_task, promote_task, reconcile_task, register_task, report_task, stage_task
 from flows.request import NightRequest
 from flows.stopping import leave_if_embedded
@@ -114,6 +115,8 @@ def _run_opened(request: NightRequest, config: NightConfig, book: NightBook, sit
         except BaseException:
             night.finish("KILLED")  # the state on disk stays `running`: repeating the command goes on
             raise
+        finally:
+            night.ready.end()
 
 
 def _judged_so_far(night: NightWork) -> tuple[EvaluationReport | None, GateDecision | None]:
@@ -129,8 +132,11 @@ def _work(request: NightRequest, night: NightWork) -> State[Any]:
     # 4. The champion is frozen: the whole night starts from it and is judged against it.
     night.freeze()
     # 5. The stages, each a child process; a result that is there already is reused.
-    for stage in night.stages():
+    stages = night.stages()
+    for stage, following in zip(stages, [*stages[1:], None], strict=True):
         spec = night.spec(stage)
+        if following is not None and not is_handed_over(following):
+            night.prepare(following, unless_done=spec)
         night.took(stage, _run_stage(night, stage, spec))
         if stage == "validate":
             same = _after_validation(request, night)

@@ -15,6 +15,7 @@ from tasks.launch_plan import LaunchPlan
 from tasks.lease import renewed_lease
 from tasks.process_tree import end_processes, how_it_ended, start_child
 from tasks.progress import MetricsTail, Progress, listener
+from tasks.ready_child import ReadyChildren
 from tasks.result_index import find_result, remember_result
 from training.contract import LOG, SPEC, StageResult, StageSpec, read_spec, valid_result, write_spec
 from training.errors import ContractError, StageError
@@ -41,23 +42,34 @@ class _ChildDied(Exception):
     """The child ended without a result and without saying that the user must act."""
 
 
-def run_stage(spec: StageSpec, directory: Path, plan: LaunchPlan, progress: Progress | None = None) -> StageRun:
+def run_stage(
+    spec: StageSpec,
+    directory: Path,
+    plan: LaunchPlan,
+    progress: Progress | None = None,
+    ready: ReadyChildren | None = None,
+) -> StageRun:
     """Bring `spec` to a valid result in `directory`, or find it already made, also on an earlier night.
+
+    A child that `ready` holds for the directory makes the first attempt.
 
     Raises StageError with the child's own last words when the user must act, when time is up, and when the process
     died more often than the plan's retries. Whatever ends this call, no process of the stage is left.
     """
-    progress = progress or listener()
+    progress, ready = progress or listener(), ready or ReadyChildren()
     found = find_result(Path(spec.home), directory, spec.key)
     if found is not None:
+        ready.drop(directory)
         progress.stage_ended(spec.stage, "reused", 0.0)
         return StageRun(found.result, found.directory, reused=True, attempts=0, seconds=0.0)
     started = time.monotonic()
     try:
-        end_processes(directory)  # of a parent that was killed and whose children have not noticed yet
+        if not ready.holds(directory):
+            end_processes(directory)  # of a parent that was killed and whose children have not noticed yet
         _make_ready(spec, directory)
-        result, attempts = _attempt_until_done(spec, directory, plan, progress)
+        result, attempts = _attempt_until_done(spec, directory, plan, progress, ready)
     except BaseException:
+        ready.drop(directory)
         progress.stage_ended(spec.stage, "failed", time.monotonic() - started)
         raise
     remember_result(Path(spec.home), directory, result)
@@ -82,13 +94,13 @@ def _key_of(directory: Path) -> str | None:
 
 
 def _attempt_until_done(
-    spec: StageSpec, directory: Path, plan: LaunchPlan, progress: Progress
+    spec: StageSpec, directory: Path, plan: LaunchPlan, progress: Progress, ready: ReadyChildren
 ) -> tuple[StageResult, int]:
     deadline = time.monotonic() + plan.timeout
     for attempt in range(1, plan.retries + 2):
         progress.stage_started(spec.stage, attempt)
         try:
-            return _attempt(spec, directory, plan, progress, deadline), attempt
+            return _attempt(spec, directory, plan, progress, deadline, ready), attempt
         except _ChildDied as death:
             if attempt > plan.retries:
                 raise StageError(
@@ -101,13 +113,15 @@ def _attempt_until_done(
 
 
 def _attempt(
-    spec: StageSpec, directory: Path, plan: LaunchPlan, progress: Progress, deadline: float
+    spec: StageSpec, directory: Path, plan: LaunchPlan, progress: Progress, deadline: float, ready: ReadyChildren
 ) -> StageResult:
     log = directory / LOG
     log_start = log.stat().st_size if log.exists() else 0
     tail = MetricsTail(directory, spec.stage, progress)
     with renewed_lease(directory, plan.lease):
-        child = start_child(plan.command(spec.stage, directory), directory, log, plan.environment())
+        child = ready.take(directory, plan) or start_child(
+            plan.command(spec.stage, directory), directory, log, plan.environment()
+        )
         try:
             while child.poll() is None:
                 if time.monotonic() > deadline:

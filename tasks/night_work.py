@@ -16,6 +16,8 @@ from tasks.model_store import keep_model
 from tasks.night_source import source_uri
 from tasks.night_state import NightBook, NightState, StageNote
 from tasks.night_tracking import NightTracker
+from tasks.ready_child import ReadyChildren
+from tasks.result_index import find_result
 from tasks.site import Site
 from tasks.stages import Materials, NightFacts, builds_own_base, spec_of, stages_of
 from training.contract import StageResult, StageSpec, read_result
@@ -38,6 +40,7 @@ class NightWork:
         self.state = state
         self.materials = Materials()
         self.results: dict[str, StageResult] = {}
+        self.ready = ReadyChildren()
 
     @property
     def home(self) -> Path:
@@ -96,6 +99,12 @@ class NightWork:
     def plan(self, stage: str) -> LaunchPlan:
         """How a stage is started."""
         return LaunchPlan.of(self.config.runtime, stage)
+
+    def prepare(self, stage: str, unless_done: StageSpec) -> None:
+        """Start the process of the stage that comes next while this one computes; not while a result is only reused."""
+        this = unless_done
+        if find_result(Path(this.home), self.directory(this.stage), this.key) is None:
+            self.ready.prepare(stage, self.directory(stage), self.plan(stage))
 
     def took(self, stage: str, done: StageRun) -> None:
         """A stage is done: its outputs become materials, its figures go to MLflow."""

@@ -23,7 +23,11 @@ GRACE_SECONDS = 10.0
 
 
 def start_child(
-    command: Sequence[str], directory: Path, log: Path, environment: Mapping[str, str]
+    command: Sequence[str],
+    directory: Path,
+    log: Path,
+    environment: Mapping[str, str],
+    stdin: int = subprocess.DEVNULL,
 ) -> subprocess.Popen[bytes]:
     """Start `command` in its own process group, output appended to `log`, marked with `directory`.
 
@@ -32,7 +36,7 @@ def start_child(
     with log.open("ab") as output:
         return subprocess.Popen(
             list(command),
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**environment, MARK: str(directory.resolve())},

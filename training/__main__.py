@@ -28,14 +28,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m training", description=__doc__)
     parser.add_argument("stage", choices=sorted(STAGES))
     parser.add_argument("directory", type=Path, help="stage directory holding spec.json")
+    parser.add_argument("--ready", action="store_true", help="load everything, then wait for a line on standard input")
     options = parser.parse_args(arguments)
     die_with_parent()
-    watch_lease(options.directory)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stdout)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from training.runtime import prepare_torch  # torch is imported only once the arguments are right
 
+    if options.ready:
+        importlib.import_module(STAGES[options.stage])
+        if not sys.stdin.readline():
+            return 0  # whoever was to say when is gone, or does not need this stage
+    watch_lease(options.directory)
     try:
         prepare_torch(options.directory)
         run_stage(options.directory, importlib.import_module(STAGES[options.stage]).run)
