@@ -7,6 +7,7 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 from configs.errors import NightjarError
+from tasks.stray_servers import end_strays, sign
 
 SERVER = "PREFECT_API_URL"
 
@@ -14,7 +15,8 @@ SERVER = "PREFECT_API_URL"
 def prepare_prefect(home: Path, quiet: bool = True, environment: MutableMapping[str, str] = os.environ) -> None:
     """Set defaults for Prefect in this process; what the user has set stays.
 
-    Without a server the temporary one keeps its database in the home. `quiet` leaves the screen to Nightjar: the
+    Without a server the temporary one keeps its database in the home, and one that a killed night has left there is
+    ended. `quiet` leaves the screen to Nightjar: the
     console shows only what ends Prefect itself, while run logs still reach the server in full. Raises NightjarError
     when the home cannot be written.
     """
@@ -27,6 +29,8 @@ def prepare_prefect(home: Path, quiet: bool = True, environment: MutableMapping[
         environment.setdefault("PREFECT_HOME", str(home / "prefect"))
         # Prefect's own attempt makes no parents, and its server then dies in silence.
         _make_folder(Path(environment["PREFECT_HOME"]))
+        end_strays(environment["PREFECT_HOME"])
+        sign(environment)
     if quiet:
         environment.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
         environment.setdefault("PREFECT_INTERNAL_LOGGING_LEVEL", "CRITICAL")
