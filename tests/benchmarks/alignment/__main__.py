@@ -1,0 +1,102 @@
+"""Command line of the alignment benchmark; see the package's docstring."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from tests.benchmarks.alignment import plan
+from tests.benchmarks.alignment.cells import Grid, prepare
+from tests.benchmarks.alignment.results import Cell, write_result
+from tests.benchmarks.alignment.variants import ALL, DPO_RATES, REWARDS, Variant
+
+BUDGET = 40.0
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "NIGHTJAR_DEVICE": "cpu"
+}  # fmt: skip
+
+
+def main() -> None:
+    """Parse and act."""
+    options = _options()
+    os.environ.update(ONE_THREAD)
+    from training.runtime import prepare_torch  # torch reads the number of threads when it is imported
+
+    grid = Grid(options.results.resolve(), options.budget, overrides=tuple(options.set))
+    prepare_torch(grid.results)
+    {"prepare": _prepare, "run": _run, "report": _report}[options.act](grid, options)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.alignment")
+    parser.add_argument("act", choices=["prepare", "run", "report"])
+    parser.add_argument("--results", type=Path, default=Path("build/alignment"))
+    parser.add_argument("--budget", type=float, default=BUDGET, help="CPU seconds of training a run")
+    parser.add_argument("--noise", type=float, nargs="+", default=[0.1, 0.25, 0.0], help="shares of flipped labels")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--groups", nargs="+", default=["main"], choices=["main", *plan.EXTRA])
+    parser.add_argument("--only", nargs="+", default=[], help="names of variants, or dpo")
+    parser.add_argument("--reward", default="default", choices=sorted(REWARDS), help="with prepare")
+    parser.add_argument("--set", nargs="+", default=[], help="key=value over the config of every variant")
+    parser.add_argument("--try", dest="attempt", nargs="+", help="run one more variant: NAME key=value ...")
+    return parser.parse_args()
+
+
+def _prepare(grid: Grid, options: argparse.Namespace) -> None:
+    cells = [Cell(noise, seed) for noise in options.noise for seed in options.seeds]
+    with _bar() as bar:
+        task = bar.add_task("", total=len(cells))
+        for cell in cells:
+            bar.update(task, description=f"prepare {cell.path}")
+            prepare(grid, cell, options.reward)
+            bar.advance(task)
+
+
+def _run(grid: Grid, options: argparse.Namespace) -> None:
+    if options.attempt:
+        name, *overrides = options.attempt
+        ALL[name] = Variant(name, name, tuple(overrides), options.reward)
+        todo = [plan.Job(Cell(n, s), name, (name,)) for n in options.noise for s in options.seeds]
+    else:
+        todo = list(plan.jobs(options.noise, options.seeds, options.groups))
+    todo = plan.missing(iter(todo), lambda cell, name: grid.result_file(cell, name).exists(), options.only)
+    with _bar() as bar:
+        task = bar.add_task("", total=len(todo))
+        for job in todo:
+            bar.update(task, description=f"{job.cell.path} {job.name}")
+            _one(grid, job)
+            bar.advance(task)
+
+
+def _one(grid: Grid, job: plan.Job) -> None:
+    from tests.benchmarks.alignment.dpo import ensure_environment, run_rates
+    from tests.benchmarks.alignment.ppo_run import run_variant
+
+    if job.name == plan.DPO:
+        python = ensure_environment(grid.results.parent / "trl-environment")
+        found = run_rates(grid, job.cell, DPO_RATES, python, grid.budget)
+    else:
+        found = [run_variant(grid, job.cell, ALL[job.name])]
+    for result in found:
+        write_result(grid.result_file(job.cell, result.variant), result)
+        end = result.final
+        print(f"{job.cell.path} {result.variant}: gold {end.gold:.3f} at KL {end.kl_ref:.3f}, {end.seconds:.0f} s")
+
+
+def _report(grid: Grid, options: argparse.Namespace) -> None:
+    from tests.benchmarks.alignment.report import write_report
+
+    sys.stdout.write(write_report(grid.results, Path("docs/pictures")))
+
+
+def _bar() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, TimeRemainingColumn())
+
+
+if __name__ == "__main__":
+    main()

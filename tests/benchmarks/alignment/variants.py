@@ -1,0 +1,88 @@
+"""What is compared, as data: config values over configs/quickstart.yaml, and the learning rates that DPO may choose from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DPO_RATES = (5e-5, 1e-4, 3e-4)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A PPO run. `overrides` are key=value as on the command line; `reward` names the reward model it trains against;
+    `budget` is a multiple of the grid's."""
+
+    name: str
+    label: str
+    overrides: tuple[str, ...] = ()
+    reward: str = "default"
+    budget: float = 1.0
+
+
+REWARDS: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "single": ("reward.ensemble_size=1",),
+    "minimum": ("reward.ensemble_size=5", "reward.ensemble_aggregate=min"),
+    "pessimistic": ("reward.ensemble_size=5", "reward.ensemble_aggregate=mean_minus_std"),
+}
+"""Reward models by name, as overrides of the reward and distill sections."""
+
+_STORED = ("rollout.n=0", "ppo.rounds=18")
+_PLAIN = (*_STORED, "replay.filter=none", "replay.importance_weights=false", "replay.prioritized=false")
+_WEIGHTED = (*_STORED, "replay.filter=none", "replay.importance_weights=true", "replay.prioritized=false")
+_REPLAY = (*_STORED, "replay.filter=none", "replay.importance_weights=true", "replay.prioritized=true")
+
+MAIN = (
+    Variant("default", "shipped default"),
+    Variant("fresh", "+ fresh samples, no filter", ("replay.filter=none",)),
+    Variant("offline", "offline PPO, stored answers alone", _PLAIN),
+    Variant("weights", "+ importance weights", _WEIGHTED),
+    Variant("replay", "+ prioritised replay", _REPLAY),
+    Variant("best_random", "+ PF filter best + random", (*_REPLAY, "replay.filter=best_random")),
+    Variant("best_worst", "+ PF filter best + worst", (*_REPLAY, "replay.filter=best_worst")),
+    Variant("power", "+ PF filter power", (*_REPLAY, "replay.filter=power")),
+)
+"""The table of the main comparison, most telling first; each line of the chain adds to the one above."""
+
+FILTERS = (
+    Variant("fresh_best_random", "fresh samples, best + random", ("replay.filter=best_random",)),
+    Variant("fresh_power", "fresh samples, power", ("replay.filter=power",)),
+)
+"""Filters where they have something to choose from: five fresh answers a prompt. The default is best + worst."""
+
+_ONCE = ("replay.filter=none", "replay.stored_share=0", "ppo.train_batch_size=320", "ppo.ppo_mini_batch_size=64")
+REUSE = (
+    Variant("once", "each fresh sample used once", (*_ONCE, "ppo.ppo_epochs=1")),
+    Variant("epochs", "each fresh sample used in three epochs", (*_ONCE, "ppo.ppo_epochs=3")),
+    Variant(
+        "reuse",
+        "three epochs, and half as many stored answers beside",
+        ("replay.filter=none", "replay.stored_share=0.34", "ppo.train_batch_size=480", "ppo.ppo_epochs=3"),
+    ),
+)
+"""What using a sample again is worth."""
+
+_UNBOUND = (
+    "ppo.rounds=24", "ppo.kl_ctrl.type=fixed", "ppo.kl_ctrl.kl_coef=0.0", "ppo.select_best=false", "guards.rules=[]",
+)  # fmt: skip
+OVEROPTIMISE = (
+    Variant("over_single", "one head", _UNBOUND, "single", 2.0),
+    Variant("over_minimum", "five heads, minimum", _UNBOUND, "minimum", 2.0),
+    Variant("over_pessimistic", "five heads, mean - std", _UNBOUND, "pessimistic", 2.0),
+)
+"""No brake at all: how far does gold follow the reward model that is being climbed?"""
+
+ALL = {variant.name: variant for variant in (*MAIN, *FILTERS, *REUSE, *OVEROPTIMISE)}
+GROUPS = {"main": MAIN, "filters": FILTERS, "reuse": REUSE, "overoptimise": OVEROPTIMISE}
+
+
+def dpo_name(rate: float) -> str:
+    """The name of DPO at a learning rate, e.g. dpo_1e-04."""
+    return f"dpo_{rate:.0e}"
+
+
+def label_of(name: str) -> str:
+    """How tables call a variant."""
+    if name.startswith("dpo_"):
+        return f"DPO (TRL), learning rate {float(name.removeprefix('dpo_')):g}"
+    return ALL[name].label if name in ALL else name
