@@ -48,7 +48,7 @@ class MeasuredLoop(PPOLoop):
         """Train within the budget, then look at the policy that would be handed on."""
         self.measurement.clock.start()
         super().run()
-        self.measurement.final = self._look(self.state.best.probe.get("selection_score"))
+        self.measurement.final = self._look(self.state.best.probe.get("selection_score"))  # the best one lies in place
 
     def _begin(self) -> None:
         super()._begin()
@@ -65,14 +65,15 @@ class MeasuredLoop(PPOLoop):
     def _after_round(self) -> None:
         found, seconds = self.measurement, self.measurement.clock.seconds
         if seconds - found.points[-1].seconds >= found.every and self.state.cursor.applied:
-            found.points.append(self._look(None))
+            with self._averaged():
+                found.points.append(self._look(None))
         if seconds >= found.budget:
             self.state.cursor.round = self.ppo.rounds
 
     def _look(self, selection: float | None) -> Point:
         found = self.measurement
         seconds = found.clock.seconds
-        with found.clock.pause(), self._averaged():
+        with found.clock.pause():
             return found.examiner.examine(
                 self.state.policy, seconds, self.state.cursor.applied, len(self.state.pool.fresh), selection
             )
