@@ -19,6 +19,8 @@ from training.data.quickstart import deliver
 from training.process import run_stage
 
 CONFIG = Path("configs/quickstart.yaml")
+REFERENCE_NOISE = 0.1
+"""Every share of flipped labels starts from the reference of this one: what differs is the preferences alone."""
 SHARED = ("base", "sft")
 JUDGES = ("reward", "distill", "annotate")
 
@@ -57,14 +59,22 @@ class Prepared:
 
 def prepare(grid: Grid, cell: Cell, reward: str = "default") -> Prepared:
     """Make what is missing. Stages that are done are found by their key, as on a night."""
-    shared = grid.folder(cell) / "prepared"
-    config = grid.night(cell, REWARDS[reward])
-    materials = Materials(snapshot=file_ref(_snapshot(shared, config)))
+    home = grid.folder(cell) / "prepared"
+    reference = replace(cell, noise=REFERENCE_NOISE)
     facts: dict[str, float] = {}
-    for stages, home in ((SHARED, shared), (JUDGES, shared / reward)):
-        for stage in stages:
-            materials = _made(stage, config, home, materials, facts)
-    return Prepared(materials, shared / reward, facts)
+    materials = _chain(SHARED, grid.night(reference), grid.folder(reference) / "prepared", Materials(), facts)
+    own = replace(materials, snapshot=None)
+    return Prepared(_chain(JUDGES, grid.night(cell, REWARDS[reward]), home, own, facts, reward), home / reward, facts)
+
+
+def _chain(
+    stages: tuple[str, ...], config: NightConfig, home: Path, materials: Materials, facts: dict[str, float],
+    below: str = "",
+) -> Materials:  # fmt: skip
+    materials = replace(materials, snapshot=file_ref(_snapshot(home, config)))
+    for stage in stages:
+        materials = _made(stage, config, home / below, materials, facts)
+    return materials
 
 
 def spec_for(stage: str, config: NightConfig, home: Path, materials: Materials) -> StageSpec:
