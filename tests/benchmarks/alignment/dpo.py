@@ -41,8 +41,41 @@ def ensure_environment(folder: Path) -> Path:
     return python
 
 
-def run_rates(grid: Grid, cell: Cell, rates: Sequence[float], python: Path, budget: float) -> list[RunResult]:
-    """Train every rate in one child, then let the cell's examiner measure what it left."""
+class Worker:
+    """One child for all cells, since importing its libraries costs as much as a short run. Ends with the context."""
+
+    def __init__(self, python: Path, log: Path) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.log, self._stream = log, log.open("ab")
+        environment = os.environ | {"TQDM_DISABLE": "1", "HF_DATASETS_CACHE": str(log.parent / "datasets")}
+        self._child = subprocess.Popen(
+            [str(python), str(CHILD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stream, text=True,
+            env=environment,
+        )  # fmt: skip
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        assert self._child.stdin is not None
+        self._child.stdin.close()
+        self._child.wait()
+        self._stream.close()
+
+    def run(self, job: Path) -> None:
+        """Train what the job file says; raises RuntimeError when the child dies."""
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        self._child.stdin.write(f"{job}\n")
+        self._child.stdin.flush()
+        for line in self._child.stdout:
+            if line.startswith("DONE"):
+                return
+        raise RuntimeError(f"DPO's child died; see {self.log}")
+
+
+def run_rates(grid: Grid, cell: Cell, rates: Sequence[float], worker: Worker, budget: float) -> list[RunResult]:
+    """Train every rate in the worker, then let the cell's examiner measure what it left."""
     prepared, config = prepare(grid, cell), grid.night(cell)
     examiner = Examiner(config, prepared.materials)
     folder = grid.folder(cell) / "work" / "dpo"
@@ -56,10 +89,7 @@ def run_rates(grid: Grid, cell: Cell, rates: Sequence[float], python: Path, budg
         "max_length": config.models.max_prompt_length + config.models.max_response_length + 1,
     }  # fmt: skip
     write_json(folder / "job.json", job)
-    environment = os.environ | {"TQDM_DISABLE": "1", "HF_DATASETS_CACHE": str(folder / "cache")}
-    with (folder / "log.txt").open("wb") as log:
-        command = [str(python), str(CHILD), str(folder / "job.json")]
-        subprocess.run(command, check=True, env=environment, stdout=log, stderr=subprocess.STDOUT)
+    worker.run(folder / "job.json")
     found = [_measured(cell, rate, budget, folder / f"{rate:.0e}", examiner, prepared.facts) for rate in rates]
     shutil.rmtree(folder)
     return found

@@ -1,6 +1,7 @@
-"""DPO by TRL, in TRL's own environment: `python dpo_child.py JOB.json`. Imports nothing of this project.
+"""DPO by TRL, in TRL's own environment. Imports nothing of this project.
 
-For each learning rate it trains from the same reference on the same pairs until the budget of CPU seconds is spent,
+Reads paths of job files from its input, a line each, and answers each with a line that begins with DONE. For each
+learning rate of a job it trains from the same reference on the same pairs until the budget of CPU seconds is spent,
 and leaves the weights at evenly spread moments as model folders, with `points.json` beside them.
 """
 
@@ -16,6 +17,8 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import DPOConfig, DPOTrainer
+
+DONE = "DONE"
 
 
 class TimedTrainer(DPOTrainer):
@@ -85,16 +88,22 @@ def _check_tokens(dataset: Dataset, pairs: list[dict[str, Any]]) -> None:
                 raise SystemExit(f"TRL tokenises {pair[side]!r} to {row[f'{side}_ids']}, not {pair[f'{side}_ids']}")
 
 
-def main() -> None:
-    """Run every rate of the job."""
-    job = json.loads(Path(sys.argv[1]).read_text())
-    torch.set_num_threads(1)
+def run(job: dict[str, Any]) -> None:
+    """Every rate of a job."""
     tokenizer = AutoTokenizer.from_pretrained(job["model"])
     texts = [{side: pair[side] for side in ("prompt", "chosen", "rejected")} for pair in job["pairs"]]
     dataset = Dataset.from_list(texts)
     seconds = 0.0
     for rate in job["rates"]:
         seconds = train(job, rate, dataset, tokenizer, seconds)
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        run(json.loads(Path(line.strip()).read_text()))
+        print(DONE, line.strip(), flush=True)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,13 @@ from dataclasses import dataclass
 DPO_RATES = (5e-5, 1e-4, 3e-4)
 
 
+SCALES: dict[str, tuple[str, ...]] = {
+    "shipped": (),
+    "compact": ("models.quickstart_hidden_size=64", "models.quickstart_layers=4"),
+}
+"""Size of the network, everything else being the quickstart's: compact is a quarter of the work, for many seeds."""
+
+
 @dataclass(frozen=True)
 class Variant:
     """A PPO run. `overrides` are key=value as on the command line; `reward` names the reward model it trains against;
