@@ -116,7 +116,7 @@ def _pairs(examiner: Examiner, materials: Any, config: NightConfig) -> list[dict
 def _measured(
     cell: Cell, rate: float, budget: float, folder: Path, examiner: Examiner, facts: dict[str, Any]
 ) -> RunResult:
-    points = [examiner.examine(examiner.reference)]
+    points = [examiner.of_reference()]
     marks = json.loads((folder / "points.json").read_text())
     for number, mark in enumerate(marks):
         target = folder / f"point-{number}"

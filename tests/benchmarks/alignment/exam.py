@@ -17,6 +17,8 @@ from training.runtime import pick_device, pick_dtype
 from training.scoring import FunctionScorer, ModelScorer, Question
 from training.seeding import torch_generator
 
+_REFERENCES: dict[tuple[str, str, int], Point] = {}
+
 
 class Examiner:
     """The same questions, with the same random numbers, to every policy of a cell."""
@@ -27,7 +29,7 @@ class Examiner:
         assert materials.snapshot is not None
         self.device, self.config = pick_device(), config
         self.dtype = pick_dtype(config.models.dtype, self.device)
-        self.reference = self.load(materials.reference.path)
+        self.reference, self.reference_digest = self.load(materials.reference.path), materials.reference.sha256
         tokenizer = self.reference.backbone.tokenizer
         rows = read_split_of(materials, "evaluation")
         self.prompts = encode_prompts(rows, Encoder(tokenizer, config.models), config.evaluation.prompts)
@@ -39,6 +41,13 @@ class Examiner:
     def load(self, folder: str) -> Network:
         """A policy from a model folder."""
         return Network(Backbone.load(folder, device=self.device, dtype=self.dtype))
+
+    def of_reference(self) -> Point:
+        """Where every run of the cell begins; measured once a process."""
+        key = (self.reference_digest, self.proxy.digest, self.config.seed)
+        if key not in _REFERENCES:
+            _REFERENCES[key] = self.examine(self.reference)
+        return _REFERENCES[key]
 
     def examine(
         self, policy: Network, seconds: float = 0.0, updates: int = 0, fresh: int = 0, selection: float | None = None

@@ -18,10 +18,9 @@ from training.contract import write_spec
 from training.errors import GuardStop, StageError
 from training.ppo import stage
 from training.ppo.loop import PPOLoop
-from training.ppo.probe import Probe, selection_score
 from training.recorder import Recorder, read_lines
 
-POINTS = 6
+POINTS = 4
 """Looks at a policy within the grid's budget, besides those at both ends."""
 
 
@@ -43,16 +42,26 @@ class MeasuredLoop(PPOLoop):
     def __init__(self, measurement: Measurement, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.measurement = measurement
+        self.looks: dict[int, Point] = {}  # by how many rounds the policy has seen
 
     def run(self) -> None:
         """Train within the budget, then look at the policy that would be handed on."""
         self.measurement.clock.start()
         super().run()
-        self.measurement.final = self._look(self.state.best.probe.get("selection_score"))  # the best one lies in place
+        found, best = self.measurement, self.state.best
+        score = best.probe.get("selection_score")
+        if best.round in self.looks:
+            look = self.looks[best.round]
+            found.final = replace(look, seconds=found.clock.seconds, selection=score, fresh=self._fresh())
+        else:
+            found.final = self._look(score)  # the loop has put the best round's weights in place
 
     def _begin(self) -> None:
         super()._begin()
-        self.measurement.points.append(self._look(selection_score(_probe(self.state.best.probe), self.ppo)))
+        with self.measurement.clock.pause():
+            start = self.measurement.examiner.of_reference()
+        self.looks[0] = replace(start, seconds=self.measurement.clock.seconds)
+        self.measurement.points.append(self.looks[0])
 
     def _end_round(self) -> None:
         super()._end_round()
@@ -66,7 +75,8 @@ class MeasuredLoop(PPOLoop):
         found, seconds = self.measurement, self.measurement.clock.seconds
         if seconds - found.points[-1].seconds >= found.every and self.state.cursor.applied:
             with self._averaged():
-                found.points.append(self._look(None))
+                self.looks[self.state.cursor.round] = self._look(None)
+            found.points.append(self.looks[self.state.cursor.round])
         if seconds >= found.budget:
             self.state.cursor.round = self.ppo.rounds
 
@@ -75,8 +85,11 @@ class MeasuredLoop(PPOLoop):
         seconds = found.clock.seconds
         with found.clock.pause():
             return found.examiner.examine(
-                self.state.policy, seconds, self.state.cursor.applied, len(self.state.pool.fresh), selection
+                self.state.policy, seconds, self.state.cursor.applied, self._fresh(), selection
             )
+
+    def _fresh(self) -> int:
+        return len(self.state.pool.fresh)
 
 
 def run_variant(grid: Grid, cell: Cell, variant: Variant) -> RunResult:
@@ -111,7 +124,3 @@ def _context(folder: Path, config: Any, prepared: Prepared) -> StageContext:
     spec = replace(spec, params=dict(spec.params) | {"store": str(folder / "store")})
     write_spec(folder / "ppo", spec)
     return StageContext(folder / "ppo", spec, Recorder(folder / "ppo" / "metrics.jsonl"))
-
-
-def _probe(metrics: dict[str, float]) -> Probe:
-    return Probe(**{name: metrics[name] for name in Probe.__dataclass_fields__})
