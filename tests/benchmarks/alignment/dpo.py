@@ -9,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ class Worker:
         self.log, self._stream = log, log.open("ab")
         environment = os.environ | {"TQDM_DISABLE": "1", "HF_DATASETS_CACHE": str(log.parent / "datasets")}
         self._child = subprocess.Popen(
-            [str(python), str(CHILD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stream, text=True,
+            [str(python), "-P", str(CHILD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stream, text=True,
             env=environment,
         )  # fmt: skip
 
@@ -57,20 +58,19 @@ class Worker:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        assert self._child.stdin is not None
-        self._child.stdin.close()
-        self._child.wait()
+        self._child.communicate()  # the end of its input is its end
         self._stream.close()
 
     def run(self, job: Path) -> None:
         """Train what the job file says; raises RuntimeError when the child dies."""
         assert self._child.stdin is not None
         assert self._child.stdout is not None
-        self._child.stdin.write(f"{job}\n")
-        self._child.stdin.flush()
-        for line in self._child.stdout:
-            if line.startswith("DONE"):
-                return
+        with suppress(BrokenPipeError):
+            self._child.stdin.write(f"{job}\n")
+            self._child.stdin.flush()
+            for line in self._child.stdout:
+                if line.startswith("DONE"):
+                    return
         raise RuntimeError(f"DPO's child died; see {self.log}")
 
 

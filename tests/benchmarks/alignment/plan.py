@@ -30,9 +30,10 @@ def jobs(noises: Sequence[float], seeds: Sequence[int], groups: Sequence[str]) -
                 continue
             for seed in seeds:
                 cell = Cell(noise, seed)
+                runs = [Job(cell, variant.name, (variant.name,)) for variant in GROUPS[group]]
                 if group == "main":
-                    yield Job(cell, DPO, tuple(dpo_name(rate) for rate in DPO_RATES))
-                yield from (Job(cell, variant.name, (variant.name,)) for variant in GROUPS[group])
+                    runs.insert(1, Job(cell, DPO, tuple(dpo_name(rate) for rate in DPO_RATES)))
+                yield from runs
 
 
 def missing(found: Iterator[Job], exists: Callable[[Cell, str], bool], only: Sequence[str]) -> list[Job]:
