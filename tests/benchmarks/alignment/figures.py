@@ -12,8 +12,8 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from tests.benchmarks.alignment.results import RunResult
 from tests.benchmarks.alignment.curves import by_variant, frontier
+from tests.benchmarks.alignment.results import RunResult
 from tests.benchmarks.alignment.variants import DPO_RATES, OVEROPTIMISE, dpo_name
 
 NOISES = (0.0, 0.1, 0.25)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.benchmarks.alignment import figures
-from tests.benchmarks.alignment.results import RunResult, read_results
 from tests.benchmarks.alignment.curves import Interval, by_variant, gold_at, interval, needed
+from tests.benchmarks.alignment.results import RunResult, read_results
 from tests.benchmarks.alignment.variants import DPO_RATES, FILTERS, MAIN, REUSE, dpo_name, label_of
 
 Runs = dict[str, dict[int, RunResult]]
