@@ -48,6 +48,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--groups", nargs="+", default=["main"], choices=["main", *plan.EXTRA])
     parser.add_argument("--only", nargs="+", default=[], help="names of variants, or dpo")
+    parser.add_argument("--rates", type=float, nargs="+", default=list(DPO_RATES), help="learning rates of DPO")
     parser.add_argument("--reward", default="default", choices=sorted(REWARDS), help="with prepare")
     parser.add_argument("--set", nargs="+", default=[], help="key=value over the config of every variant")
     parser.add_argument("--try", dest="attempt", nargs="+", help="run one more variant: NAME key=value ...")
@@ -70,7 +71,7 @@ def _run(grid: Grid, options: argparse.Namespace) -> None:
         ALL[name] = Variant(name, name, tuple(overrides), options.reward)
         todo = [plan.Job(Cell(n, s), name, (name,)) for n in options.noise for s in options.seeds]
     else:
-        todo = list(plan.jobs(options.noise, options.seeds, options.groups))
+        todo = list(plan.jobs(options.noise, options.seeds, options.groups, options.rates))
     todo = plan.missing(iter(todo), lambda cell, name: grid.result_file(cell, name).exists(), options.only)
     started: list[Worker] = []
     with _bar() as bar, ExitStack() as workers:
@@ -91,7 +92,7 @@ def _results(grid: Grid, job: plan.Job, workers: ExitStack, started: list[Worker
     if not started:
         python = ensure_environment(grid.results.parent.parent / "trl-environment")
         started.append(workers.enter_context(Worker(python, grid.results / "dpo.log")))
-    return run_rates(grid, job.cell, DPO_RATES, started[0], grid.budget)
+    return run_rates(grid, job.cell, job.rates, started[0], grid.budget)
 
 
 def _keep(grid: Grid, result: RunResult) -> None:

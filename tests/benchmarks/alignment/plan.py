@@ -20,9 +20,12 @@ class Job:
     cell: Cell
     name: str
     makes: tuple[str, ...]
+    rates: tuple[float, ...] = ()
 
 
-def jobs(noises: Sequence[float], seeds: Sequence[int], groups: Sequence[str]) -> Iterator[Job]:
+def jobs(
+    noises: Sequence[float], seeds: Sequence[int], groups: Sequence[str], rates: Sequence[float] = DPO_RATES
+) -> Iterator[Job]:
     """Noise by noise, group by group, seed by seed."""
     for noise in noises:
         for group in groups:
@@ -32,7 +35,7 @@ def jobs(noises: Sequence[float], seeds: Sequence[int], groups: Sequence[str]) -
                 cell = Cell(noise, seed)
                 runs = [Job(cell, variant.name, (variant.name,)) for variant in GROUPS[group]]
                 if group == "main":
-                    runs.insert(1, Job(cell, DPO, tuple(dpo_name(rate) for rate in DPO_RATES)))
+                    runs.insert(1, Job(cell, DPO, tuple(dpo_name(rate) for rate in rates), tuple(rates)))
                 yield from runs
 
 

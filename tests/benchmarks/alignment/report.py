@@ -45,9 +45,12 @@ def _reference_row(runs: Runs) -> str:
 
 
 def best_dpo(runs: Runs) -> str | None:
-    """The learning rate whose mean gold at the end of the budget is highest."""
+    """The learning rate whose mean gold at the end of the budget is highest, over the seeds that tried them all."""
     there = [name for name in map(dpo_name, DPO_RATES) if name in runs]
-    return max(there, key=lambda name: interval([r.final.gold for r in runs[name].values()]).mean, default=None)
+    if not there:
+        return None
+    common = set.intersection(*(set(runs[name]) for name in there)) or set(runs[there[0]])
+    return max(there, key=lambda name: interval([r.final.gold for s, r in runs[name].items() if s in common]).mean)
 
 
 def _row(runs: Runs, name: str, best: str | None) -> str:
