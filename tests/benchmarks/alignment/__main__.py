@@ -45,7 +45,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--scale", choices=sorted(SCALES), default="compact", help="size of the network")
     parser.add_argument("--budget", type=float, default=BUDGET, help="CPU seconds of training a run")
     parser.add_argument("--noise", type=float, nargs="+", default=[0.1, 0.25, 0.0], help="shares of flipped labels")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--groups", nargs="+", default=["main"], choices=["main", *plan.EXTRA])
     parser.add_argument("--only", nargs="+", default=[], help="names of variants, or dpo")
     parser.add_argument("--rates", type=float, nargs="+", default=list(DPO_RATES), help="learning rates of DPO")
