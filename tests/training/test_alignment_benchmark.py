@@ -10,8 +10,8 @@ import pytest
 
 from tests.benchmarks.alignment import plan
 from tests.benchmarks.alignment.clock import TrainingClock
-from tests.benchmarks.alignment.results import Cell, Point, RunResult, read_result, read_results, write_result
 from tests.benchmarks.alignment.curves import frontier, gold_at, interval, needed
+from tests.benchmarks.alignment.results import Cell, Point, RunResult, read_result, read_results, write_result
 from tests.benchmarks.alignment.variants import DPO_RATES, dpo_name
 
 TINY = (
