@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import shutil
-import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from prefect import get_client
 from prefect.states import Cancelled, Completed, Crashed, Failed, State
 
 from configs.schema.runtime import RuntimeConfig
 from flows import handover as handover_module
-from flows.child_runs import Child, ChildRuns
-from flows.deploy import deploy
-from flows.deployments import Chain
+from flows.child_runs import Child
 from flows.handover import DEPLOYMENT, run_where_it_belongs
 from flows.signs_of_life import Handover
 from flows.train import TrainRequest, train
@@ -255,72 +251,3 @@ def test_the_train_flow_tells_the_stage_s_own_words(spec, monkeypatch) -> None:
     assert state.is_failed()
     assert state.message.startswith("stage ppo: row 7 of pairs.jsonl has no chosen answer")
     assert launch_plan.MODULES["ppo"] == "nightjar_fakes"
-
-
-@pytest.fixture(scope="module")
-def deployed() -> None:
-    deploy(Chain("team", "team-policy", config="/c.yaml", home="/h"))
-
-
-def request() -> dict:
-    return {"request": {"directory": "/h/runs/team-0001/ppo"}}
-
-
-def test_one_key_is_one_run_and_an_ended_one_is_counted(deployed) -> None:
-    runs = ChildRuns("train/team", f"nightjar-stage-{uuid.uuid4().hex}")
-    first = runs.start(request(), key="a-0")
-    assert runs.start(request(), key="a-0") == first
-    assert runs.finished() == 0
-    seen = runs.look(first)
-    assert (seen.running, seen.ended, seen.words) == (False, None, "Scheduled")
-    runs.cancel(first)
-    seen = runs.look(first)
-    assert seen.ended is not None
-    assert seen.ended.is_cancelled()
-    assert runs.finished() == 1
-    assert runs.start(request(), key="a-1") != first
-
-
-def test_a_run_that_nobody_ends_is_called_crashed(deployed) -> None:
-    """Its worker is gone, so Cancelling would last for ever."""
-    from prefect.states import Pending, Running
-
-    runs = ChildRuns("train/team", f"nightjar-stage-{uuid.uuid4().hex}")
-    run_id = runs.start(request(), key=uuid.uuid4().hex)
-    with get_client(sync_client=True) as client:
-        client.set_flow_run_state(run_id, Pending(), force=True)
-        client.update_flow_run(run_id, infrastructure_pid="host:1")
-        client.set_flow_run_state(run_id, Running(), force=True)
-    assert runs.look(run_id).running
-    started = time.monotonic()
-    runs.cancel(run_id, seconds=1.0)
-    assert time.monotonic() - started < 20
-    ended_as = runs.look(run_id).ended
-    assert ended_as is not None
-    assert ended_as.is_crashed()
-
-
-def test_a_missing_deployment_is_named() -> None:
-    with pytest.raises(StageError, match=r"no deployment train/nobody.*\n.*nightjar deploy"):
-        ChildRuns("train/nobody", "tag").start(request(), key="k")
-
-
-def test_a_server_that_is_away_is_waited_for_while_a_stage_runs(deployed, monkeypatch) -> None:
-    import httpx
-
-    from flows import child_runs
-
-    class Away:
-        def __enter__(self):
-            raise httpx.ConnectError("refused")
-
-        def __exit__(self, *arguments: object) -> None:
-            """Nothing is open."""
-
-    runs = ChildRuns("train/team", "tag")
-    monkeypatch.setattr(child_runs, "get_client", lambda sync_client: Away())
-    seen = runs.look(uuid.uuid4())
-    assert (seen.ended, "does not answer" in seen.words) == (None, True)
-    with pytest.raises(StageError, match="does not answer"):
-        runs.finished()
-    runs.cancel(uuid.uuid4())

@@ -7,7 +7,9 @@ asked for, so that the tests of torch-free modules stay torch-free.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,3 +97,16 @@ def ppo_inputs(snapshot: Path, reference_folder: Path, student_folder: Path, vie
 def store_params(night: Path) -> dict[str, object]:
     """Params of the stages that touch the trajectory store."""
     return {"store": str(night / "store"), "night_index": 0}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., Any]:
+    """`run(stage, inputs, **sections)`: a stage of the tiny night in a fresh folder; returns its result."""
+    from tests.training.stages import SEED, run_here, write_stage
+
+    count = iter(range(100))
+
+    def go(stage: str, inputs: dict[str, Path], seed: int = SEED, **sections: Any) -> Any:
+        return run_here(write_stage(tmp_path / f"{stage}-{next(count)}", stage, inputs, seed=seed, **sections), stage)
+
+    return go

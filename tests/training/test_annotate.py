@@ -168,7 +168,7 @@ def test_a_store_of_another_tokenizer_is_refused(annotate: Annotate, tmp_path: P
 
 
 def test_nothing_stored_is_an_error(annotate: Annotate, tmp_path: Path, snapshot):
-    from tests.training.test_supervised_stages import changed_rows
+    from tests.training.snapshots import changed_rows
 
     empty = {"chosen": None, "rejected": None}
     bare = changed_rows("train", snapshot, tmp_path / "bare", lambda rows: [row | empty for row in rows])

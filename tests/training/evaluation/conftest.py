@@ -73,6 +73,16 @@ def make():
     return SimpleNamespace(estimate=estimate, measurement=measurement, metric=metric, report=report)
 
 
+@pytest.fixture
+def one(make):
+    """Report of a single metric, from model values or estimates."""
+
+    def build(name="reward", has_champion=True, slices=None, **models):
+        return make.report(make.metric(name, make.measurement(**models), slices), has_champion=has_champion)
+
+    return build
+
+
 @contextmanager
 def fresh_copies(names: list[str], bugs: Mapping[str, tuple[str, str]]) -> Iterator[dict[str, ModuleType]]:
     """Copies of the modules `names` (in import order) that see each other; `bugs` maps a name to (text, wrong text)."""

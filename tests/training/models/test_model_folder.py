@@ -1,4 +1,4 @@
-"""Is a model folder complete and safe? Asked without torch. What loading refuses is in test_backbone.py."""
+"""Is a model folder complete and safe? Asked without torch. What loading refuses is in test_backbone_refusals.py."""
 
 from __future__ import annotations
 

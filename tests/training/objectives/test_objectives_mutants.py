@@ -1,7 +1,7 @@
 """Planted bugs: for each, a copy of the package with one line changed, which the oracle checks must reject.
 
 The suite is only worth what it catches. A mutant that survives means a check too weak; a `before` that is no longer in
-the source exactly once means that the list in `mutants.py` must be brought up to date.
+the source exactly once means that the list in `mutants.py` or `mutants_losses.py` must be brought up to date.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from types import ModuleType
 import pytest
 
 from tests.training.objectives.battery import CHECKS
-from tests.training.objectives.mutants import MUTANTS, Mutant
+from tests.training.objectives.mutant import Mutant
+from tests.training.objectives.mutants import MUTANTS
 from training import objectives
 
 SOURCE = Path(objectives.__file__).parent

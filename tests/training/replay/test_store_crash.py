@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import signal
@@ -13,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.training.replay.store_folder import assert_tidy
 from training.errors import StoreError
 from training.replay.annotation import AnnotationKey
 from training.replay.store import TrajectoryStore
 
 ROOT = Path(__file__).parents[3]
-
 PRELUDE = """
 import json, os, shutil, signal, sys, time
 from pathlib import Path
@@ -29,7 +28,6 @@ def row(number, night=0):
     tokens = [number] * 50
     return Trajectory(f"p{number}", [number, 1], tokens, policy_version="v", created_night=night, eos=True, score=1.0)
 """
-
 # Forks one process for every place where an act reaches the disk, and kills it exactly there.
 KILL_EVERYWHERE = (
     PRELUDE
@@ -83,7 +81,6 @@ for act in acts:
         print(json.dumps([act, point, killed]), flush=True)
 """
 )
-
 APPEND_FOR_EVER = (
     PRELUDE
     + """
@@ -99,7 +96,6 @@ with TrajectoryStore.open(Path(sys.argv[1]), writable=True) as store:
         print(json.dumps([number, ids]), flush=True)
 """
 )
-
 WRITE_AND_EVICT = (
     PRELUDE
     + """
@@ -110,7 +106,6 @@ with TrajectoryStore.open(Path(sys.argv[1]), writable=True) as store:
         store.evict(capacity=30)
 """
 )
-
 HOLD_THE_LOCK = (
     PRELUDE
     + "store = TrajectoryStore.open(Path(sys.argv[1]), writable=True)\nprint('ready', flush=True)\ntime.sleep(600)\n"
@@ -136,18 +131,6 @@ def story(store):
         "nights": list(store._index.manifest.nights),
         "tokens": [tokens.tolist() for tokens in view.batch(range(len(view))).response_ids],
     }
-
-
-def assert_tidy(path):
-    """Nothing but the last two generations and the segments that they name."""
-    manifests = sorted(file.name for file in path.iterdir() if file.is_file() and file.name != "writer.lock")
-    assert all(name.startswith("manifest-") for name in manifests)
-    assert len(manifests) <= 2
-    named = set()
-    for name in manifests:
-        named |= {entry["name"] for entry in json.loads((path / name).read_text())["body"]["segments"]}
-    assert {file.name for file in (path / "segments").iterdir()} == named
-    assert not (path / "quarantine").exists()
 
 
 def test_killed_at_every_place_where_it_reaches_the_disk(path, scratch, make):
@@ -261,59 +244,3 @@ def test_readers_read_while_a_writer_writes_and_evicts(path):
     assert generations == sorted(generations)
     assert len(set(generations)) > 3
     assert len(TrajectoryStore.open(path)) == 30
-
-
-@pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_full_disk_is_said_and_loses_nothing(path, make, monkeypatch, call):
-    with TrajectoryStore.open(path, writable=True) as store:
-        ids = store.append([make(0)])
-        real, calls = getattr(os, call), []
-
-        def full(*arguments):
-            calls.append(arguments)
-            if len(calls) == fail_at:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return real(*arguments)
-
-        monkeypatch.setattr(os, call, full)
-        fail_at = 1  # while the segment is written: the store goes on
-        with pytest.raises(StoreError, match="No space left") as caught:
-            store.append([make(1)])
-        assert "free disk space" in str(caught.value)
-        assert store.ids == tuple(ids)
-        assert not [file for file in (path / "segments").iterdir() if file.name.startswith(".")]
-        ids += store.append([make(2)])
-        calls.clear()
-        fail_at = 3 if call == "fsync" else 2  # while the manifest is written: nobody knows whether it took effect
-        with pytest.raises(StoreError, match="No space left"):
-            store.append([make(3)])
-        for act in (lambda: store.append([make(4)]), lambda: store.begin_night("x"), lambda: store.evict(capacity=0)):
-            with pytest.raises(StoreError, match="an earlier write failed"):
-                act()
-    monkeypatch.undo()
-    with TrajectoryStore.open(path, writable=True) as store:
-        assert store.ids == tuple(ids)
-        store.append([make(3)])
-        assert len(store) == 3
-    assert_tidy(path)
-
-
-def test_old_files_that_cannot_be_removed_are_only_litter(path, make, monkeypatch, caplog):
-    with TrajectoryStore.open(path, writable=True) as store:
-        for number in range(3):
-            store.append([make(number)])
-
-        def stuck(file, missing_ok=False):
-            if missing_ok and not file.exists():
-                return
-            raise PermissionError(errno.EPERM, "not permitted", str(file))
-
-        monkeypatch.setattr(Path, "unlink", stuck)
-        store.append([make(3)])
-        assert len(store) == 4
-        assert "cannot remove old files" in caplog.text
-    monkeypatch.undo()
-    with TrajectoryStore.open(path, writable=True) as store:
-        assert len(store) == 4
-        store.begin_night("next")
-    assert_tidy(path)
