@@ -7,8 +7,10 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
+from tasks.guard_lines import GuardLine
 from tasks.summary import GateLine, NightSummary
 
+_MOST_GUARD_LINES = 12
 _STYLES = {"PASS": "green", "FAIL": "red", "ERROR": "red", "INCONCLUSIVE": "yellow", "SKIPPED": "dim"}
 
 
@@ -21,6 +23,8 @@ def summary_view(summary: NightSummary) -> RenderableType:
         parts.append(_figures(summary))
     if summary.gate:
         parts.append(_gate(summary.gate))
+    if summary.guards:
+        parts.append(_guards(summary.guards))
     parts.append(Panel("\n".join(_closing(summary)), title=f"night {summary.night}", title_align="left"))
     return Group(*parts)
 
@@ -54,6 +58,19 @@ def _gate(lines: tuple[GateLine, ...]) -> Table:
     for line in lines:
         style = _STYLES.get(line.verdict, "")
         table.add_row(line.label, f"[{style}]{line.verdict}[/]" if style else line.verdict, escape(line.sentence))
+    return table
+
+
+def _guards(lines: tuple[GuardLine, ...]) -> Table:
+    """The last firings; a warning at every step must not push the verdict off the screen."""
+    left_out = len(lines) - _MOST_GUARD_LINES
+    title = f"Guards (the last {_MOST_GUARD_LINES} of {len(lines)}; all are in summary.md)" if left_out > 0 else "Guards"
+    table = Table(title=title, title_justify="left")
+    table.add_column("step", justify="right")
+    table.add_column("action", no_wrap=True)
+    table.add_column("in words", overflow="fold")
+    for line in lines[-_MOST_GUARD_LINES:]:
+        table.add_row(str(line.step), line.action, escape(line.sentence))
     return table
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from configs.schema import NightConfig
+from tasks.guard_lines import GuardLine, guard_lines
 from tasks.night_state import NightState
 from training.contract import StageResult
 from training.evaluation.decision import GateDecision
@@ -55,6 +57,7 @@ class NightSummary:
     version: str | None
     alias: str | None
     next_steps: tuple[str, ...]
+    guards: tuple[GuardLine, ...] = ()
 
     def markdown(self) -> str:
         """The page as markdown."""
@@ -66,6 +69,7 @@ class NightSummary:
             f"Registered: {version}. {self.seconds:.0f} s in all.",
             _table("Gate", ("rule", "verdict", "in words"), [(g.label, g.verdict, g.sentence) for g in self.gate]),
             _table("Figures", ("figure", "value"), [(f.name, f.value) for f in self.figures]),
+            _table("Guards", ("step", "rule", "action", "in words"), [_cells(line) for line in self.guards]),
             _table("Stages", ("stage", "seconds", ""), [(s.stage, f"{s.seconds:.1f}", s.how) for s in self.stages]),
             "\n".join(f"* {step}" for step in self.next_steps),
         ]
@@ -92,7 +96,17 @@ def summarise(
         version=state.version,
         alias=alias if state.version else None,
         next_steps=_next_steps(config, state),
+        guards=_guards(state),
     )
+
+
+def _guards(state: NightState) -> tuple[GuardLine, ...]:
+    note = state.stages.get("ppo")
+    return guard_lines(Path(note.directory)) if note is not None and note.directory else ()
+
+
+def _cells(line: GuardLine) -> tuple[str, ...]:
+    return str(line.step), line.rule, line.action, line.sentence
 
 
 def _headline(state: NightState, decision: GateDecision | None) -> str:
@@ -126,8 +140,8 @@ def _reward_model_figures(results: Mapping[str, StageResult]) -> list[Figure]:
         figures.append(Figure("student accuracy on held-out pairs", _plain(metrics.get("accuracy"))))
         nats = f"{_plain(metrics.get('student_teacher_kl'))} nats"
         figures.append(Figure("student-teacher KL on held-out pairs", nats))
-    if "ppo" in results and results["ppo"].facts.get("rollbacks"):
-        figures.append(Figure("rollbacks by guards", str(results["ppo"].facts["rollbacks"])))
+    if "ppo" in results and results["ppo"].metrics.get("rollbacks"):
+        figures.append(Figure("rollbacks by guards", f"{results['ppo'].metrics['rollbacks']:.0f}"))
     return figures
 
 

@@ -102,15 +102,14 @@ def calibration_bins(margins: torch.Tensor, bins: int = 10) -> list[dict[str, fl
 
 
 def refuse_collapsed(report: MarginReport, gap: float, stage: str) -> None:
-    """Raise StageError when the model learnt nothing, whatever its accuracy says.
+    """Raise StageError when the model's margins are worth no more than a coin's, whatever its accuracy says.
 
-    `gap`: the calibrated held-out loss must be this far below ln 2, the loss of a coin.
+    `gap`: the held-out loss must be this far below ln 2, the loss of a coin. It is the loss of the margins as they are:
+    a model that is right but far too sure is refused too, since its margins are what PPO and the student are given.
     """
     spread_gone = report.margin_std < 1e-6
-    if spread_gone or not report.calibrated_loss < math.log(2) - gap:
-        what = (
-            "all margins are equal" if spread_gone else f"held-out loss {report.calibrated_loss:.4f} is that of a coin"
-        )
+    if spread_gone or not report.loss < math.log(2) - gap:
+        what = "all margins are equal" if spread_gone else f"held-out loss {report.loss:.4f} is no better than a coin's"
         raise StageError(
             f"{stage}: the reward model collapsed: {what} (accuracy {report.accuracy:.3f} on {report.pairs} pairs)",
             "look for flipped or noisy labels, lower the learning rate, or train longer",

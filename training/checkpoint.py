@@ -66,9 +66,15 @@ class CheckpointFolder:
         self._forget(step, pinned)
         return target
 
-    def latest(self) -> Checkpoint | None:
-        """The newest checkpoint whose hashes hold; torn or tampered ones are refused and listed in `refused`."""
+    def latest(self, up_to: int | None = None) -> Checkpoint | None:
+        """The newest checkpoint whose hashes hold; torn or tampered ones are refused and listed in `refused`.
+
+        `up_to`: the last step to look at.
+        """
+        self.refused = []
         for path in reversed(list(self._paths())):
+            if up_to is not None and _step_of(path) > up_to:
+                continue
             try:
                 return self._read(path)
             except CheckpointError as error:
@@ -81,7 +87,7 @@ class CheckpointFolder:
 
     def steps(self) -> list[int]:
         """Steps that have a checkpoint, oldest first."""
-        return [int(path.name.removeprefix("step_")) for path in self._paths()]
+        return [_step_of(path) for path in self._paths()]
 
     def _fill(self, folder: Path, tensors: Tensors, state: Mapping[str, Any]) -> None:
         save_file({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}, folder / _TENSORS)
@@ -102,7 +108,7 @@ class CheckpointFolder:
             state = json.loads((path / _STATE).read_text(encoding="utf-8"))
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{path}: not a whole checkpoint: {error}") from None
-        return Checkpoint(int(path.name.removeprefix("step_")), load_file(path / _TENSORS), state)
+        return Checkpoint(_step_of(path), load_file(path / _TENSORS), state)
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step_{step:08d}"
@@ -117,6 +123,10 @@ class CheckpointFolder:
             shutil.rmtree(self._path(step), ignore_errors=True)
         for leftover in self.folder.glob(".step_*.tmp"):
             shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step_"))
 
 
 def prefixed(prefix: str, tensors: Tensors) -> dict[str, torch.Tensor]:

@@ -45,6 +45,7 @@ class Engine:
         self.world = world or World()
         self.steps_done = 0
         self.lr_scale = 1.0  # guards lower it
+        self._norm: float | None = None
         decayed = [p for p in self.parameters.values() if p.ndim >= 2]
         plain = [p for p in self.parameters.values() if p.ndim < 2]
         groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}]
@@ -56,11 +57,20 @@ class Engine:
         """Rate of the next step: schedule times what the guards left of it."""
         return self.settings.learning_rate * schedule(self.settings, self.steps_done) * self.lr_scale
 
-    def step(self, loss_is_finite: bool = True) -> StepReport:
-        """Apply the accumulated gradients, unless the loss or their norm is not finite; then they are thrown away."""
+    def prepare(self) -> float:
+        """Sum the gradients over ranks, clip them, and return their norm before clipping.
+
+        For whoever must know, before any step is applied, that all are finite; `step` does it where nobody has.
+        """
         parameters = list(self.parameters.values())
         self.world.sum_gradients(parameters)
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm, foreach=True))
+        self._norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm, foreach=True))
+        return self._norm
+
+    def step(self, loss_is_finite: bool = True) -> StepReport:
+        """Apply the accumulated gradients, unless the loss or their norm is not finite; then they are thrown away."""
+        norm = self.prepare() if self._norm is None else self._norm
+        self._norm = None
         rate = self.learning_rate()
         applied = loss_is_finite and math.isfinite(norm)
         if applied:

@@ -165,13 +165,18 @@ def _resume(task: SupervisedTask, engine: Engine, checkpoints: CheckpointFolder,
     checkpoint = checkpoints.latest()
     if checkpoint is None or checkpoint.state["key"] != context.spec.key:
         context.recorder.rewind(0)
+        _tell_refused(checkpoints, context)
         return _Progress()
     context.recorder.rewind(checkpoint.state["metrics_position"])
-    for refused in checkpoints.refused:
-        context.recorder.event("checkpoint_refused", reason=refused)
+    _tell_refused(checkpoints, context)
     task.network.load_tensors(group("network", checkpoint.tensors))
     engine.load(group("optimizer", checkpoint.tensors), checkpoint.state["engine"])
     return _restored(checkpoint)
+
+
+def _tell_refused(checkpoints: CheckpointFolder, context: StageContext) -> None:
+    for refused in checkpoints.refused:
+        context.recorder.event("checkpoint_refused", reason=refused)
 
 
 def _restored(checkpoint: Checkpoint) -> _Progress:

@@ -67,13 +67,13 @@ class RewardConfig(SupervisedConfig):
     """Weight of mean((chosen + rejected)^2), which keeps scores around zero."""
     ensemble_size: PositiveInt = 1
     """Score heads on one backbone, each trained on its own bootstrap of the pairs."""
-    ensemble_aggregate: Literal["mean", "min", "mean_minus_std"] = "mean"
-    """How the heads become one score; the last two are pessimistic against over-optimisation."""
+    ensemble_aggregate: Literal["mean", "min", "mean_minus_variance", "mean_minus_std"] = "mean"
+    """How the heads become one score; all but the mean are pessimistic against over-optimisation."""
     uncertainty_penalty: NonNegative = 1.0
-    """lambda in mean - lambda x spread, for `mean_minus_std`."""
+    """lambda in mean - lambda x variance (or x standard deviation) of the heads."""
 
     collapse_loss_gap: Annotated[float, Field(ge=-1.0, le=0.69)] = 0.01
-    """The calibrated held-out loss must be this far below ln 2, or the model counts as collapsed and the stage fails."""
+    """The held-out loss must be this far below ln 2, or the model counts as collapsed and the stage fails."""
 
     @model_validator(mode="after")
     def _function_named(self) -> RewardConfig:

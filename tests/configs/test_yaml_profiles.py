@@ -72,6 +72,7 @@ def test_where_the_two_presets_differ(tmp_path: Path) -> None:
     assert {("kl_ref", 0.2, "warn"), ("kl_ref", 0.3, "rollback"), ("perplexity", 1.2, "rollback")} <= limits
     softened = next(rule for rule in efficient.guards.rules if rule.metric == "kl_ref" and rule.action == "reduce_lr")
     assert (softened.threshold, softened.then.floor) == (0.05, 1e-6)
+    assert softened.then.factor * 1.0 <= 1e-6, "down to the floor at once, whatever rate a night begins with"
 
 
 def test_quickstart_promises() -> None:

@@ -79,6 +79,24 @@ def test_page_of_a_refused_and_of_a_failed_night() -> None:
     assert "Registered: nothing" in failed.markdown()
 
 
+def test_every_firing_of_a_guard_is_a_line_of_the_page(tmp_path: Path) -> None:
+    """Also where the guards have ended the stage, which then has no result."""
+    recorder = Recorder(tmp_path / "metrics.jsonl")
+    for step in range(1, 21):
+        recorder.event("guard", step=step, rule="kl_ref > 0.2", action="warn", value=0.25, sentence=f"look {step}")
+    recorder.event("rollback", step=20, to_step=8, round=3, rule="kl_ref > 0.3", sentence="kl_ref = 0.4 is > 0.3")
+    recorder.close()
+    notes = {"ppo": StageNote(how="failed", seconds=1.0, directory=str(tmp_path))}
+    page = summarise(state_of(status="failed", reason="stopped by a guard", stages=notes), config_of(), {})
+    assert [line.step for line in page.guards] == [*range(1, 21), 20]
+    shown = page.markdown()
+    assert "| 7 | kl_ref > 0.2 | warn | look 7 |" in shown
+    assert "the state of step 8 is back, the rest of round 3 is given up" in shown
+    quiet = summarise(state_of(), config_of(), {"ppo": result("ppo", rollbacks=2.0)})
+    assert quiet.guards == ()
+    assert ("rollbacks by guards", "2") in [(figure.name, figure.value) for figure in quiet.figures]
+
+
 def test_table_cells_cannot_break_the_table() -> None:
     state = state_of(status="failed", reason="x", stages={"a|b": StageNote(how="done", seconds=1)})
     page = summarise(state, config_of(), {})

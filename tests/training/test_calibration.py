@@ -153,12 +153,27 @@ def test_a_model_that_learnt_passes():
     refuse_collapsed(report_of(noisy_margins(300, 1.0)), 0.01, "reward")
 
 
-def test_a_model_far_too_sure_is_calibrated_before_it_is_judged():
-    """Right in 80 % of pairs with huge margins: the raw loss is worse than a coin's, the model is not."""
+def test_a_model_far_too_sure_is_refused_whatever_its_accuracy():
+    """Right in 80 % of pairs, but with such margins that its loss is worse than a coin's: PPO would be given those."""
     margins = tensor([40.0] * 79 + [39.0] + [-40.0] * 20)
     report = report_of(margins)
-    assert report.loss > math.log(2)
-    refuse_collapsed(report, 0.01, "reward")
+    assert report.accuracy == 0.8
+    assert report.calibrated_loss < 0.6 < math.log(2) < report.loss
+    with pytest.raises(StageError, match=r"held-out loss 8\.\d+ is no better than a coin's \(accuracy 0.800"):
+        refuse_collapsed(report, 0.01, "reward")
+
+
+@pytest.mark.parametrize(("loss", "refused"), [(0.684, True), (0.682, False)])
+def test_the_limit_is_a_hundredth_below_the_loss_of_a_coin(loss: float, refused: bool):
+    """ln 2 - 0.01 = 0.6831."""
+    margin = math.log(1 / math.expm1(loss))  # the margin whose loss this is
+    report = report_of(tensor([margin - 1e-5, margin + 1e-5]))
+    assert report.loss == pytest.approx(loss, abs=1e-5)
+    if refused:
+        with pytest.raises(StageError, match="collapsed"):
+            refuse_collapsed(report, 0.01, "reward")
+    else:
+        refuse_collapsed(report, 0.01, "reward")
 
 
 def test_what_the_figure_is_given():

@@ -30,7 +30,7 @@ class RewardDescription:
 
     kind: str  # "full" | "lora"
     heads: int
-    aggregate: str  # "mean" | "min" | "mean_minus_std"
+    aggregate: str  # "mean" | "min" | "mean_minus_variance" | "mean_minus_std"
     uncertainty_penalty: float
     max_prompt_length: int
     max_response_length: int
@@ -109,10 +109,18 @@ class RewardModel:
 
 
 def combine_heads(scores: torch.Tensor, aggregate: str, penalty: float) -> torch.Tensor:
-    """mean, minimum, or mean minus penalty x spread over the last axis. With one head all are the score itself."""
+    """mean, minimum, or mean minus penalty x variance (or x standard deviation) over the last axis.
+
+    The variance is over k, as in Coste et al. 2023, the standard deviation over k - 1. With one head all are the score
+    itself. Raises ValueError for another aggregate: a silent mean would not be pessimistic.
+    """
     if aggregate == "min":
         return scores.min(dim=-1).values
     mean = scores.mean(dim=-1)
+    if aggregate == "mean_minus_variance":
+        return mean - penalty * scores.var(dim=-1, unbiased=False)
+    if aggregate not in ("mean", "mean_minus_std"):
+        raise ValueError(f"unknown aggregate {aggregate!r} of an ensemble's heads")
     if aggregate == "mean_minus_std" and scores.shape[-1] > 1:
         return mean - penalty * scores.std(dim=-1)
     return mean

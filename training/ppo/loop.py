@@ -34,7 +34,7 @@ from training.seeding import torch_generator
 
 STEP_METRICS = (
     "loss", "policy_loss", "actor_loss", "value_loss", "approx_kl", "clip_frac", "clip_frac_lower", "value_clip_frac",
-    "entropy", "ratio_mean", "kl_ref_offpolicy", "grad_norm", "critic_grad_norm", "learning_rate",
+    "entropy", "ratio_mean", "ratio_gap", "kl_ref_offpolicy", "grad_norm", "critic_grad_norm", "learning_rate",
     "critic_learning_rate", "explained_variance", "tokens_per_second", "applied", "kl_coef", "reward_mean",
     "reward_raw_mean", "reward_clip_frac", "reward_kl", "advantage_variance", "kl_behavior", "fresh_share", "value_mean",
     "effective_sample_fraction", "importance_weight_mean", "kl_ref", "kl_ref_sequence", "heldout_reward",
@@ -133,15 +133,18 @@ class PPOLoop:
     def _after_step(self, metrics: dict[str, float]) -> None:
         cursor = self.state.cursor
         first_policy_step = cursor.step_in_round == 0 and "ratio_mean" in metrics
-        if first_policy_step and abs(metrics["ratio_mean"] - 1.0) > RATIO_TOLERANCE:
+        if first_policy_step and metrics["ratio_gap"] > RATIO_TOLERANCE:
             raise StageError(
-                f"ppo: the first minibatch of round {cursor.round} has ratio {metrics['ratio_mean']}, not 1"
+                f"ppo: the first minibatch of round {cursor.round} has ratio {metrics['ratio_mean']}, not 1 "
+                f"(off by {metrics['ratio_gap']:.2e} a token)"
             )
         cursor.step_in_round += 1
         cursor.step += 1
         cursor.applied += int(metrics["applied"] and "ratio_mean" in metrics)
         if self.ppo.ema_decay is not None and metrics["applied"]:
             update_ema(self.state.ema, self.state.policy, self.ppo.ema_decay)
+        if not metrics["applied"]:
+            self.context.recorder.event("step_not_applied", step=cursor.step, reason="loss or gradient not finite")
         metrics |= {"kl_coef": self.state.kl.kl_coef} | self._due_looks()
         of_the_round = metrics | self.round_metrics
         self.context.recorder.record(cursor.step, of_the_round)
@@ -195,6 +198,7 @@ class PPOLoop:
     def _begin(self) -> None:
         """Baselines before the first step, and the first good state: the policy as it came."""
         self.context.recorder.rewind(0)
+        self._tell_refused()
         self.state.sampler.add(self.state.pool.num_stored)
         probe = self.parts.prober.measure(self._probe_size())
         metrics = probe.metrics()
@@ -279,6 +283,9 @@ class PPOLoop:
         self.parts.guards.load_state_dict(checkpoint.state["guards"])
         self.round_metrics = dict(checkpoint.state["round_metrics"])
         self.context.recorder.rewind(checkpoint.state["metrics_position"])
+        self._tell_refused()
+        return True
+
+    def _tell_refused(self) -> None:
         for refused in self.parts.checkpoints.refused:
             self.context.recorder.event("checkpoint_refused", reason=refused)
-        return True

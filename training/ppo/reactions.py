@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from configs.schema.ppo import PPOConfig
-from training.checkpoint import CheckpointFolder
+from training.checkpoint import Checkpoint, CheckpointFolder
 from training.errors import GuardStop
 from training.guards import Firing, GuardMonitor
 from training.ppo.state import PPOState
@@ -79,11 +79,24 @@ class GuardReactions:
         state = self.state
         scales = (state.actor.lr_scale, state.critic_engine.lr_scale)
         clips = (state.cursor.clip_ratio_low, state.cursor.clip_ratio_high)
-        state.load(self.good.at(state.cursor.good_step))
+        state.load(self._last_good())
         state.actor.lr_scale = min(state.actor.lr_scale, scales[0])
         state.critic_engine.lr_scale = min(state.critic_engine.lr_scale, scales[1])
         state.cursor.clip_ratio_low = min(state.cursor.clip_ratio_low, clips[0])
         state.cursor.clip_ratio_high = min(state.cursor.clip_ratio_high, clips[1])
+
+
+    def _last_good(self) -> Checkpoint:
+        """The newest good state that is whole; one that was torn or tampered with is told of and passed over."""
+        found = self.good.latest(up_to=self.state.cursor.good_step)
+        for reason in self.good.refused:
+            self.recorder.event("checkpoint_refused", reason=reason)
+        if found is None:
+            raise GuardStop(
+                f"ppo: no good state in {self.good.folder} is whole, there is nothing to roll back to",
+                "look for what writes into the stage's folder, and run the stage again in a fresh one",
+            )
+        return found
 
 
 def _finite(value: float) -> float | None:

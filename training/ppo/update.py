@@ -78,6 +78,9 @@ class Updater:
             rows = torch.tensor([batch.rows[i] for i in piece])
             if settings.train_policy:
                 table.add(self._actor_pass(layout, rows, data, batch, settings))
+            else:  # the policy stands still, so what it says now is what it said at the round's start
+                old = data.old_log_probs[rows, : layout.response_mask.shape[1]].to(self.actors.device)
+                table.add(self._drift(old, rows, data, layout.response_mask, batch))
             means, part = self._critic_pass(layout, rows, data, batch)
             table.add(means)
             fit = part if fit is None else fit.merge(part)
@@ -119,23 +122,23 @@ class Updater:
         self, found: PolicyLoss, loss: torch.Tensor, log_probs: torch.Tensor, entropy: torch.Tensor, rows: torch.Tensor,
         data: RoundBatch, mask: torch.Tensor, batch: MiniBatch,
     ) -> dict[str, Mean]:  # fmt: skip
-        width, share = mask.shape[1], share_of(mask, batch)
-        old, behavior, reference = (
-            tensor[rows, :width].to(mask.device)
-            for tensor in (data.old_log_probs, data.behavior_log_probs, data.ref_log_probs)
-        )
-
-        def token_mean(x: torch.Tensor) -> Mean:
-            return Mean(float(torch.where(mask, x, 0.0).double().sum()) / batch.num_tokens, share)
-
+        share = share_of(mask, batch)
+        old = data.old_log_probs[rows, : mask.shape[1]].to(mask.device)
         ratio = torch.exp((log_probs - old).clamp(-20, 20))
         return {
             "policy_loss": Mean(float(found.loss.detach()), share), "actor_loss": Mean(float(loss.detach()), share),
             "clip_frac": Mean(float(found.clip_frac), share), "clip_frac_lower": Mean(float(found.clip_frac_lower), share),
-            "approx_kl": Mean(float(found.approx_kl), share), "entropy": token_mean(entropy),
-            "ratio_mean": token_mean(ratio),
-            "kl_ref_offpolicy": token_mean(offpolicy_kl(log_probs, behavior, reference, mask)),
-        }  # fmt: skip
+            "approx_kl": Mean(float(found.approx_kl), share), "entropy": token_mean(entropy, mask, batch),
+            "ratio_mean": token_mean(ratio, mask, batch), "ratio_gap": token_mean((ratio - 1).abs(), mask, batch),
+        } | self._drift(log_probs, rows, data, mask, batch)  # fmt: skip
+
+    def _drift(
+        self, log_probs: torch.Tensor, rows: torch.Tensor, data: RoundBatch, mask: torch.Tensor, batch: MiniBatch
+    ) -> dict[str, Mean]:
+        behavior, reference = (
+            tensor[rows, : mask.shape[1]].to(mask.device) for tensor in (data.behavior_log_probs, data.ref_log_probs)
+        )
+        return {"kl_ref_offpolicy": token_mean(offpolicy_kl(log_probs, behavior, reference, mask), mask, batch)}
 
     def _critic_pass(
         self, layout: Layout, rows: torch.Tensor, data: RoundBatch, batch: MiniBatch
@@ -157,6 +160,9 @@ class Updater:
 
     def _apply(self, metrics: dict[str, float], settings: UpdateSettings) -> dict[str, float]:
         finite = math.isfinite(metrics["value_loss"]) and math.isfinite(metrics.get("actor_loss", 0.0))
+        # Both norms first: a step that one of the two cannot take is taken by neither.
+        norms = [engine.prepare() for engine in ((self.critic, self.actor) if settings.train_policy else (self.critic,))]
+        finite = finite and all(map(math.isfinite, norms))
         critic = self.critic.step(loss_is_finite=finite)
         actor = self.actor.step(loss_is_finite=finite) if settings.train_policy else StepReport(0.0, 0.0, False)
         applied = critic.applied and (actor.applied or not settings.train_policy)
@@ -172,6 +178,11 @@ class Updater:
 def _plain(fit: ValueFit | None) -> list[float] | None:
     """A fit as JSON; the same float32 numbers come back."""
     return None if fit is None else [float(value) for value in vars(fit).values()]
+
+
+def token_mean(x: torch.Tensor, mask: torch.Tensor, batch: MiniBatch) -> Mean:
+    """A microbatch's part of the mean over the whole minibatch's tokens."""
+    return Mean(float(torch.where(mask, x, 0.0).double().sum()) / batch.num_tokens, share_of(mask, batch))
 
 
 def share_of(mask: torch.Tensor, batch: MiniBatch) -> float:

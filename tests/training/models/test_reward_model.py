@@ -88,6 +88,21 @@ def test_scores_come_back_in_the_order_asked(full_model):
     torch.testing.assert_close(full_model.scores(groups, 20), alone, atol=TOLERANCE, rtol=0)
 
 
+def test_neither_the_tokenizers_padding_side_nor_its_pad_token_moves_a_score(full_model):
+    """A reward model pooled by pad id reads another token where the pad is the end token, or stands on the left."""
+    tokenizer = full_model.network.backbone.tokenizer
+    kept = tokenizer.padding_side, tokenizer.pad_token
+    expected = torch.cat([full_model.head_scores([group], BUDGET) for group in GROUPS])
+    try:
+        for side in ("left", "right"):
+            for pad in (tokenizer.eos_token, tokenizer.bos_token, None):
+                tokenizer.padding_side, tokenizer.pad_token = side, pad
+                found = full_model.head_scores(GROUPS, BUDGET)
+                torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=0)
+    finally:
+        tokenizer.padding_side, tokenizer.pad_token = kept
+
+
 def test_scoring_leaves_no_gradient(full_model):
     assert not full_model.scores(GROUPS, BUDGET).requires_grad
 
@@ -188,6 +203,10 @@ def test_aggregates_by_hand():
     assert combine_heads(scores, "mean", 9.0).tolist() == pytest.approx([3.0, 0.0, -1.0])
     assert combine_heads(scores, "min", 9.0).tolist() == [1.0, 0.0, -4.0]
     assert combine_heads(scores, "mean_minus_std", 0.5).tolist() == pytest.approx([2.0, 0.0, -1 - 0.5 * 3.0])
+    # squared deviations 4 + 0 + 4 and 0 + 9 + 9, over the three heads
+    assert combine_heads(scores, "mean_minus_variance", 0.5).tolist() == pytest.approx([3 - 4 / 3, 0.0, -1 - 3.0])
+    with pytest.raises(ValueError, match="unknown aggregate 'median'"):
+        combine_heads(scores, "median", 0.5)
 
 
 @settings(deadline=None)
@@ -195,12 +214,12 @@ def test_aggregates_by_hand():
 def test_pessimism_never_exceeds_the_mean(values, penalty):
     scores = torch.tensor([values])
     mean = float(combine_heads(scores, "mean", penalty))
-    for aggregate in ("min", "mean_minus_std"):
+    for aggregate in ("min", "mean_minus_variance", "mean_minus_std"):
         found = float(combine_heads(scores, aggregate, penalty))
         assert math.isfinite(found)
         assert found <= mean + 1e-5
     agreed = scores[:, :1].expand(1, len(values))
-    for aggregate in ("mean", "min", "mean_minus_std"):
+    for aggregate in ("mean", "min", "mean_minus_variance", "mean_minus_std"):
         assert float(combine_heads(agreed, aggregate, penalty)) == pytest.approx(values[0], abs=1e-5)
 
 

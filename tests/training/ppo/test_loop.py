@@ -57,6 +57,8 @@ def test_the_first_step_of_a_round_has_ratio_one(build_loop: BuildLoop):
     ratios = [line["ratio_mean"] for line in steps(loop) if "ratio_mean" in line]
     assert ratios[0] == pytest.approx(1.0, abs=1e-9)
     assert ratios[4] == pytest.approx(1.0, abs=1e-9)
+    gaps = [line["ratio_gap"] for line in steps(loop) if "ratio_gap" in line]
+    assert gaps[0] == gaps[4] == 0.0, "exactly, token by token"
     assert all(abs(ratio - 1) > 1e-6 for ratio in ratios[1:4])
 
 
@@ -72,6 +74,21 @@ def test_a_ratio_that_is_not_one_ends_the_run(build_loop: BuildLoop):
 
     loop.parts.maker.make = spoilt
     with pytest.raises(StageError, match=r"first minibatch of round 1 has ratio 0.99\d+, not 1"):
+        loop.run()
+
+
+def test_ratios_that_are_one_on_average_only_end_the_run(build_loop: BuildLoop):
+    loop = build_loop()
+    make = loop.parts.maker.make
+
+    def spoilt(choice: Any, order: list[int], kl_coef: float) -> Any:
+        batch, metrics = make(choice, order, kl_coef)
+        first = order[: loop.ppo.ppo_mini_batch_size]
+        batch.old_log_probs[first, 0] += torch.tensor([0.9, 1.1] * (len(first) // 2)).log()
+        return batch, metrics
+
+    loop.parts.maker.make = spoilt
+    with pytest.raises(StageError, match=r"first minibatch of round 1 has ratio (1\.|0\.99).*off by [0-9.]+e-0\d a token"):
         loop.run()
 
 

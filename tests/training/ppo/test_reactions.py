@@ -10,7 +10,7 @@ import torch
 from configs.schema.guards import GuardRule, Mitigation
 from tests.training.ppo.conftest import BuildLoop
 from tests.training.ppo.test_loop import events, lines, steps
-from tests.training.ppo.watching import HALVE, LONG, fired, guarded, later, watched
+from tests.training.ppo.watching import HALVE, LONG, assert_sound, fired, guarded, later, watched
 from training.errors import GuardStop
 from training.ppo.loop import PPOLoop
 
@@ -51,6 +51,51 @@ def test_the_good_state_of_a_skipped_round_is_the_one_before(build_loop: BuildLo
     good = loop.parts.good.at(loop.state.cursor.good_step)
     for name, tensor in start.items():
         assert torch.equal(good.tensors[f"policy/{name}"], tensor), name
+
+
+def test_a_good_state_that_was_tampered_with_is_passed_over_for_the_one_before(build_loop: BuildLoop):
+    rule = later(6, "rollback", HALVE)
+    loop = build_loop(ppo=LONG, guards=guarded(rule))
+    act = loop.reactions.act
+    landed: list[tuple[int, dict[str, torch.Tensor]]] = []
+
+    def tampered(firings: Any, round_is_over: bool = False) -> None:
+        if firings:
+            assert loop.parts.good.steps() == [4, 8]
+            file = loop.parts.good.folder / "step_00000008" / "tensors.safetensors"
+            file.write_bytes(file.read_bytes()[:-1] + b"?")
+        try:
+            act(firings, round_is_over)
+        finally:
+            if firings:
+                landed.append((loop.state.cursor.applied, loop.state.policy.tensors()))
+
+    loop.reactions.act = tampered
+    before = loop.state.policy.tensors()
+    loop.run()
+    (event,) = events(loop, "rollback")
+    assert (event["step"], event["to_step"]) == (10, 4)
+    (refused,) = events(loop, "checkpoint_refused")
+    assert "step_00000008" in refused["reason"]
+    applied, restored = landed[0]
+    assert applied == 0, "only the critic had learnt by step 4"
+    assert all(torch.equal(tensor, before[name]) for name, tensor in restored.items())
+    assert_sound(loop)
+
+
+def test_with_no_good_state_left_the_run_ends(build_loop: BuildLoop):
+    loop = build_loop(ppo=LONG, guards=guarded(later(6, "rollback", HALVE)))
+    roll_back = loop.reactions._roll_back
+
+    def spoilt(*arguments: Any) -> None:
+        for file in loop.parts.good.folder.rglob("state.json"):
+            file.write_text("{}")
+        roll_back(*arguments)
+
+    loop.reactions._roll_back = spoilt
+    with pytest.raises(GuardStop, match=r"no good state in .*good_states is whole"):
+        loop.run()
+    assert len(events(loop, "checkpoint_refused")) == 2
 
 
 def test_stop_stops(build_loop: BuildLoop):

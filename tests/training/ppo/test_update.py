@@ -38,6 +38,11 @@ def minibatch(loop: PPOLoop, rows: list[int]) -> Any:
     return loop.parts.updater.minibatch(rows, loop.state.pool.take(loop.state.batch.indices.tolist()))
 
 
+def both(loop: PPOLoop) -> dict[str, torch.Tensor]:
+    """The weights of policy and critic."""
+    return loop.state.policy.tensors() | {f"critic {n}": t for n, t in loop.state.critic.tensors().items()}
+
+
 def gradients(loop: PPOLoop, rows: list[int]) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Accumulated gradients of both networks, caught before the optimisers throw them away."""
     caught: dict[str, torch.Tensor] = {}
@@ -97,7 +102,7 @@ def test_a_steps_metrics_are_those_of_the_objectives(build_loop: BuildLoop):
     expected = {
         "policy_loss": policy.loss, "clip_frac": policy.clip_frac, "clip_frac_lower": policy.clip_frac_lower,
         "approx_kl": policy.approx_kl, "value_loss": value.loss, "value_clip_frac": value.clip_frac,
-        "entropy": entropy[mask].mean(), "ratio_mean": ratio.mean(),
+        "entropy": entropy[mask].mean(), "ratio_mean": ratio.mean(), "ratio_gap": (ratio - 1).abs().mean(),
         "actor_loss": policy.loss + 0.5 * kl_loss - 0.1 * entropy[mask].mean(),
         "explained_variance": value_fit(values, data["returns"], mask).explained_variance(),
     }  # fmt: skip
@@ -113,6 +118,7 @@ def test_the_first_minibatch_has_ratio_exactly_one(build_loop: BuildLoop):
         loop = opened(build_loop, f"budget-{budget}", ppo_max_token_len=budget)
         rows = loop._plan(0, len(loop.state.batch.indices))[0]
         metrics = loop.parts.updater.step(minibatch(loop, rows), loop.state.batch, TRAIN)
+        assert metrics["ratio_gap"] == 0.0
         assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-12)
         assert (metrics["approx_kl"], metrics["clip_frac"], metrics["clip_frac_lower"]) == (0.0, 0.0, 0.0)
 
@@ -139,6 +145,7 @@ def test_warming_up_the_critic_leaves_the_policy_alone(build_loop: BuildLoop):
     assert metrics["applied"] == 1.0
     assert metrics["loss"] == metrics["value_loss"]
     assert not {"policy_loss", "actor_loss", "ratio_mean", "grad_norm", "learning_rate"} & set(metrics)
+    assert metrics["kl_ref_offpolicy"] == pytest.approx(0.0, abs=1e-6), "drift is told at every step, warming up or not"
     assert loop.state.actor.steps_done == 0
 
 
@@ -147,9 +154,9 @@ def test_warming_up_the_critic_leaves_the_policy_alone(build_loop: BuildLoop):
 def test_a_loss_that_is_not_finite_moves_nothing(build_loop: BuildLoop, spoilt: str, poison: float):
     loop = opened(build_loop, use_kl_loss=True, kl_loss_type="k1")
     getattr(loop.state.batch, spoilt)[1, 0] = poison
-    before = loop.state.policy.tensors() | {f"critic {n}": t for n, t in loop.state.critic.tensors().items()}
+    before = both(loop)
     metrics = loop.parts.updater.step(minibatch(loop, [0, 1, 2]), loop.state.batch, TRAIN)
-    after = loop.state.policy.tensors() | {f"critic {n}": t for n, t in loop.state.critic.tensors().items()}
+    after = both(loop)
     assert metrics["applied"] == 0.0
     assert not math.isfinite(metrics["loss"])
     assert all(torch.equal(after[n], t) for n, t in before.items())
@@ -157,17 +164,22 @@ def test_a_loss_that_is_not_finite_moves_nothing(build_loop: BuildLoop, spoilt: 
     assert clean["applied"] == 1.0
 
 
-def test_a_gradient_that_is_not_finite_is_seen(build_loop: BuildLoop):
+@pytest.mark.parametrize("whose", ["policy", "critic"])
+def test_a_gradient_that_is_not_finite_is_seen_and_moves_neither_network(build_loop: BuildLoop, whose: str):
     loop = opened(build_loop)
-    parameter = next(p for n, p in loop.state.policy.parameters().items() if "lora_B" in n)
+    network = loop.state.policy if whose == "policy" else loop.state.critic
+    parameter = next(p for n, p in network.parameters().items() if "lora_B" in n or n == "head.weight")
     handle = parameter.requires_grad_(True).register_hook(lambda gradient: gradient * math.nan)
-    before = loop.state.policy.tensors()
+    before = both(loop)
     metrics = loop.parts.updater.step(minibatch(loop, [0, 1, 2]), loop.state.batch, TRAIN)
     handle.remove()
     assert metrics["applied"] == 0.0
     assert math.isfinite(metrics["loss"])
-    assert math.isnan(metrics["grad_norm"])
-    assert all(torch.equal(t, before[n]) for n, t in loop.state.policy.tensors().items())
+    norms = {"policy": metrics["grad_norm"], "critic": metrics["critic_grad_norm"]}
+    assert [name for name, norm in norms.items() if math.isnan(norm)] == [whose]
+    assert all(torch.equal(t, before[n]) for n, t in both(loop).items())
+    assert loop.parts.updater.step(minibatch(loop, [0, 1, 2]), loop.state.batch, TRAIN)["applied"] == 1.0
+    assert any(not torch.equal(t, before[n]) for n, t in both(loop).items())
 
 
 def test_a_microbatch_never_exceeds_the_budget(build_loop: BuildLoop):
