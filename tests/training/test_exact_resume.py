@@ -133,14 +133,15 @@ def until_done(directory: Path, deaths: list[tuple[Callable[[Path, int], None], 
 
 @pytest.mark.parametrize("case", [pytest.param(CASES[name], id=name) for name in CASES], indirect=True)
 def test_killed_and_gone_on_with_is_the_same_run(case: Case, request: pytest.FixtureRequest):
-    """Deaths inside a checkpoint write, and at a seeded step of each third of the run."""
+    """Deaths inside a checkpoint write, early and where there is one before it, and at a seeded step of each third."""
     straight, killed = case("straight"), case("killed")
     assert run_forked(lambda: run(straight)) == 0
     last = max(line["step"] for line in history(straight) if "event" not in line)
     draws = random.Random(request.node.callspec.id)
     deaths = [(die_inside_save, draws.randint(1, 2))]
     deaths += [(die_at_step, draws.randint(third * last // 3 + 1, (third + 1) * last // 3)) for third in range(3)]
-    assert until_done(killed, deaths) == 4
+    deaths.insert(2, (die_inside_save, 1))
+    assert until_done(killed, deaths) == 5
     assert_same_run(straight, killed)
 
 
@@ -155,6 +156,20 @@ def test_killed_at_every_single_step_is_the_same_run(case: Case):
         killed = case(f"killed-{number}")
         assert until_done(killed, [(die_at_record, number)]) == 1
         assert_same_run(straight, killed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [pytest.param(CASES[name], id=name) for name in CASES], indirect=True)
+def test_killed_inside_every_single_checkpoint_write_is_the_same_run(case: Case):
+    """Good states of PPO included: the one that a later rollback needs is always whole."""
+    straight = case("straight")
+    assert run_forked(lambda: run(straight)) == 0
+    for number in range(1, 200):
+        killed = case(f"killed-{number}")
+        if until_done(killed, [(die_inside_save, number)]) == 0:
+            break
+        assert_same_run(straight, killed)
+    assert number > 2
 
 
 @pytest.mark.parametrize("case", [pytest.param(CASES["ppo rolled back"], id="ppo")], indirect=True)
@@ -204,6 +219,25 @@ def test_a_torn_checkpoint_is_passed_over_for_the_one_before(case: Case):
     refused = [line for line in history(killed) if line.get("event") == "checkpoint_refused"]
     assert len(refused) == 1
     assert f"step_{newest:08d}" in refused[0]["reason"]
+    lines = (killed / METRICS).read_text().splitlines(keepends=True)
+    (killed / METRICS).write_text("".join(line for line in lines if "checkpoint_refused" not in line))
+    assert_same_run(straight, killed)
+
+
+@pytest.mark.parametrize("case", [pytest.param(CASES[name], id=name) for name in ("reward", "ppo")], indirect=True)
+def test_where_every_checkpoint_is_spoilt_the_run_begins_anew_and_says_why(case: Case):
+    straight, killed = case("straight"), case("killed")
+    assert run_forked(lambda: run(straight)) == 0
+    assert run_forked(lambda: die_at_record(killed, 7)) == KILLED
+    spoilt = list((killed / "checkpoints").rglob("tensors.safetensors"))
+    for file in spoilt:
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+    assert run_forked(lambda: run(killed)) == 0
+    refused = [line["reason"] for line in history(killed) if line.get("event") == "checkpoint_refused"]
+    assert len(refused) == len(spoilt) == 2
+    assert all("sha256 differs" in reason for reason in refused)
     lines = (killed / METRICS).read_text().splitlines(keepends=True)
     (killed / METRICS).write_text("".join(line for line in lines if "checkpoint_refused" not in line))
     assert_same_run(straight, killed)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -62,3 +64,20 @@ def test_reading_every_row_does_not_make_the_store_resident(tmp_path, make):
         size = store.stats().size
     assert size > 60 * 2**20
     assert json.loads(run(READ_ALL, tmp_path / "t")) < size / 4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_fifty_thousand_trajectories_need_less_than_500_megabytes(tmp_path):
+    """Annotated, of 512 tokens each, after a thousand sampled batches and after every row was touched.
+
+    The milliseconds that the benchmark prints beside it are read by people; a test that watches the clock lies.
+    """
+    told = subprocess.run(
+        [sys.executable, "-m", "tests.benchmarks.replay", "--trajectories", "50000", "--tokens", "512"],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=800, env=os.environ | {"TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    resident = {m: int(n) for m, n in re.findall(r"resident after ([\w, ]+): (\d+) MiB", told.stdout)}
+    assert set(resident) == {"imports", "open", "1,000 batches", "every row touched"}, told.stdout
+    assert max(resident.values()) * 2**20 < 500e6, told.stdout
