@@ -89,6 +89,10 @@ class PPOConfig(Section):
     """Trajectories an optimiser step."""
     ppo_max_token_len: PositiveInt = 9_216
     """Token budget of a microbatch; never exceeded. Users of verl: ppo_max_token_len_per_gpu, 3 x (prompt + response)."""
+    use_dynamic_bsz: bool = True
+    """true: a microbatch is filled up to the token budget; false: it holds ppo_micro_batch_size, within the budget."""
+    ppo_micro_batch_size: PositiveInt = 2
+    """Trajectories a microbatch where use_dynamic_bsz is false; small against running out of memory."""
     ppo_epochs: PositiveInt = 4
     """Passes over a round's trajectories."""
     actor_lr: LearningRate = 1e-6
@@ -103,6 +107,8 @@ class PPOConfig(Section):
     """Share of the optimiser steps that warm up linearly."""
     weight_decay: NonNegative = 0.0
     """Decoupled weight decay."""
+    adv_estimator: Literal["gae"] = "gae"
+    """How advantages are estimated: generalised advantage estimation with a critic is the one way there is."""
     gamma: Share = 1.0
     """Discount."""
     lam: Share = 0.95

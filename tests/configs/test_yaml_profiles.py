@@ -54,7 +54,20 @@ def test_presets_hold_what_both_write_ups_share(tmp_path: Path, preset: str) -> 
     ppo, replay = config.ppo, config.replay
     assert (ppo.ppo_mini_batch_size, ppo.ppo_epochs, ppo.clip_ratio) == (64, 4, 0.2)
     assert (ppo.train_batch_size, ppo.actor_lr, ppo.critic_lr) == (256, 1e-6, 1e-5)
-    assert (ppo.lam, ppo.clip_ratio_c, config.rollout.n) == (0.95, 3.0, 5)
+    assert (ppo.lam, ppo.clip_ratio_c, ppo.adv_estimator, config.rollout.n) == (0.95, 3.0, "gae", 5)
+    assert (ppo.use_dynamic_bsz, ppo.ppo_micro_batch_size, ppo.lora_rank) == (True, 2, 32)
+    assert (config.models.max_prompt_length, config.models.max_response_length) == (1024, 2048)
+    assert config.models.share_backbone == "auto"
+    assert replay.prioritized
+    assert replay.importance_mode == "clip_to"
+    assert (config.distill.lora_rank, config.distill.lora_target_modules) == (32, "all-linear")
+    assert config.guards.perplexity_steps == 500
+    rules = {(rule.metric, rule.op, rule.threshold, rule.action) for rule in config.guards.rules}
+    assert {
+        ("kl_behavior", ">", 0.02, "warn"), ("advantage_variance", "<", 0.1, "warn"),
+        ("effective_sample_fraction", "<", 0.8, "warn"), ("perplexity", ">", 1.2, "rollback"),
+        ("response_length", ">", 2.0, "rollback"),
+    } <= rules  # fmt: skip
     assert ppo.ppo_max_token_len == 3 * (config.models.max_prompt_length + config.models.max_response_length)
     assert (replay.alpha, replay.beta_start, replay.beta_end, replay.refresh_steps) == (0.6, 0.4, 1.0, 100)
     assert (replay.importance_threshold, replay.importance_clip_to) == (1.5, 1.2)
@@ -67,7 +80,11 @@ def test_where_the_two_presets_differ(tmp_path: Path) -> None:
     assert (stable.ppo.gamma, efficient.ppo.gamma) == (1.0, 0.99)
     assert (stable.ppo.kl_ctrl.type, stable.ppo.kl_ctrl.target_kl) == ("adaptive", 0.1)
     assert (efficient.ppo.use_kl_loss, efficient.ppo.kl_loss_coef, efficient.ppo.kl_loss_type) == (True, 0.001, "k1+")
-    assert efficient.ppo.kl_penalty == "k1"
+    assert (efficient.ppo.kl_penalty, efficient.ppo.use_kl_in_reward) == ("k1", True)
+    assert not stable.ppo.use_kl_loss
+    assert (stable.replay.capacity, efficient.replay.capacity) == (50_000, 10_000)
+    clip = next(rule for rule in efficient.guards.rules if rule.action == "reduce_clip")
+    assert clip.then.to == 0.1
     limits = {(rule.metric, rule.threshold, rule.action) for rule in stable.guards.rules}
     assert {("kl_ref", 0.2, "warn"), ("kl_ref", 0.3, "rollback"), ("perplexity", 1.2, "rollback")} <= limits
     softened = next(rule for rule in efficient.guards.rules if rule.metric == "kl_ref" and rule.action == "reduce_lr")

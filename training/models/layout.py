@@ -144,8 +144,10 @@ def _block_mask(rows: Sequence[_Row], length: int) -> torch.Tensor:
     return torch.where(allowed, 0.0, lowest)[:, None]
 
 
-def microbatches(sizes: Sequence[tuple[int, int]], budget: int, names: Sequence[str] | None = None) -> list[list[int]]:
-    """Split items into runs whose padded size never exceeds `budget` tokens.
+def microbatches(
+    sizes: Sequence[tuple[int, int]], budget: int, names: Sequence[str] | None = None, most: int | None = None
+) -> list[list[int]]:
+    """Split items into runs whose padded size never exceeds `budget` tokens, nor their number `most`.
 
     `sizes[i]` = (rows, longest row) of item i. Items are taken longest first, so that padding is small; the order is
     a pure function of the sizes. Raises DataError naming an item that alone exceeds the budget.
@@ -161,7 +163,8 @@ def microbatches(sizes: Sequence[tuple[int, int]], budget: int, names: Sequence[
                 f"{name}: {height} x {length} tokens exceed the budget of {budget} tokens a microbatch",
                 "raise the token budget or lower models.max_prompt_length / max_response_length",
             )
-        if batches and (rows + height) * max(longest, length) <= budget:
+        has_room = bool(batches) and (most is None or len(batches[-1]) < most)
+        if has_room and (rows + height) * max(longest, length) <= budget:
             batches[-1].append(i)
             rows, longest = rows + height, max(longest, length)
         else:

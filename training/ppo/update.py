@@ -62,7 +62,8 @@ class Updater:
     def microbatches(self, batch: MiniBatch) -> list[list[int]]:
         """Positions within the minibatch; the split depends on lengths alone, so that every pass has the same one."""
         sizes = group_sizes([e.group for e in batch.experiences], "padded")
-        return microbatches(sizes, self.ppo.ppo_max_token_len, [e.prompt_id for e in batch.experiences])
+        most = None if self.ppo.use_dynamic_bsz else self.ppo.ppo_micro_batch_size
+        return microbatches(sizes, self.ppo.ppo_max_token_len, [e.prompt_id for e in batch.experiences], most)
 
     def layout(self, experiences: Sequence[Experience]) -> Layout:
         """The tensors of one forward."""

@@ -143,6 +143,7 @@ def test_a_microbatch_never_exceeds_the_budget(groups, kind, slack):
 def test_microbatches_are_filled_before_another_is_begun():
     assert microbatches([(1, 4), (1, 10), (1, 4), (1, 4)], 12) == [[1], [0, 2, 3]]
     assert microbatches([], 10) == []
+    assert microbatches([(1, 4), (1, 10), (1, 4), (1, 4)], 12, most=2) == [[1], [0, 2], [3]]
 
 
 @settings(deadline=None)

@@ -191,6 +191,17 @@ def test_a_microbatch_never_exceeds_the_budget(build_loop: BuildLoop):
         assert loop.parts.updater.layout([batch.experiences[i] for i in piece]).num_tokens <= 120
 
 
+def test_microbatches_of_a_fixed_number_add_up_as_well(build_loop: BuildLoop):
+    rows, found = [9, 2, 11, 4, 0], []
+    for name, changes in (("dynamic", {}), ("fixed", {"use_dynamic_bsz": False, "ppo_micro_batch_size": 2})):
+        loop = opened(build_loop, name, 0.05, **changes)
+        pieces = loop.parts.updater.microbatches(minibatch(loop, rows))
+        assert sorted(map(len, pieces)) == ([5] if name == "dynamic" else [1, 2, 2])
+        found.append(gradients(loop, rows)[0])
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, atol=2e-6, rtol=1e-5)
+
+
 def test_an_answer_beyond_the_budget_is_named(build_loop: BuildLoop):
     loop = opened(build_loop)
     loop.parts.updater.ppo = loop.ppo.model_copy(update={"ppo_max_token_len": 20})
