@@ -22,7 +22,8 @@ from training.contract import FileRef
 from training.errors import StageError
 from training.examples import Answer, Encoder, Prompt, encode_answers, read_split
 from training.models.backbone import Backbone
-from training.models.layout import Group, build_layout, group_sizes, microbatches
+from training.models.batching import microbatches
+from training.models.layout import Group, build_layout, group_sizes
 from training.models.network import Network
 from training.models.tokenize import pad_id
 from training.replay.annotation import AnnotationDigests

@@ -14,7 +14,8 @@ from training.context import StageContext, StageOutcome
 from training.examples import Encoder, encode_imitation, read_split
 from training.metrics import Mean
 from training.models.backbone import Backbone, LoraSettings
-from training.models.layout import Group, build_layout, group_sizes, microbatches
+from training.models.batching import microbatches
+from training.models.layout import Group, build_layout, group_sizes
 from training.models.network import Network
 from training.models.tokenize import pad_id
 from training.objectives import aggregate

@@ -15,7 +15,7 @@ from training.context import StageContext
 from training.engine import Engine, EngineSettings
 from training.errors import StageError
 from training.metrics import Mean, MeanTable
-from training.models.layout import microbatches
+from training.models.batching import Size, microbatches
 from training.models.network import Network
 from training.seeding import torch_generator
 from training.world import World
@@ -31,7 +31,7 @@ class SupervisedTask(Protocol):
         """A name for each item, for errors."""
 
     @property
-    def sizes(self) -> Sequence[tuple[int, int]]:
+    def sizes(self) -> Sequence[tuple[int, int] | Size]:
         """(rows, longest row) of each item, for microbatches."""
 
     def count(self, items: Sequence[int]) -> float:

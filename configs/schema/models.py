@@ -26,8 +26,9 @@ class ModelsConfig(Section):
     """Keep only the first N decoder layers of the student's base; null: all."""
     share_backbone: Literal["auto", "never"] = "auto"
     """auto: policy, critic and student are adapters on one frozen backbone where they share a base; never: own copies."""
-    layout: Literal["auto", "padded", "shared"] = "auto"
-    """How a group (one prompt, several responses) is laid out; shared stores the prompt once. All give the same numbers."""
+    layout: Literal["auto", "padded", "shared", "packed"] = "auto"
+    """How a group (one prompt, several responses) is laid out; shared stores the prompt once, packed fills rows with whole
+    sequences (users of verl: use_remove_padding). All give the same numbers."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Weights' type; auto: float32 on CPU, bfloat16 on a GPU that has it. Losses are float32 always."""
     max_prompt_length: PositiveInt = 1024

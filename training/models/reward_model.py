@@ -16,7 +16,8 @@ import torch
 from training.contract import FileRef, file_ref, read_json, write_json
 from training.errors import ModelFolderError
 from training.models.backbone import Backbone
-from training.models.layout import Group, build_layout, group_sizes, microbatches
+from training.models.batching import microbatches
+from training.models.layout import Group, build_layout, group_sizes
 from training.models.network import Network, ScalarHead
 from training.models.tokenize import pad_id
 

@@ -10,7 +10,8 @@ import torch
 
 from configs.schema.ppo import PPOConfig
 from training.examples import Prompt
-from training.models.layout import Group, Layout, build_layout, group_sizes, microbatches
+from training.models.batching import microbatches
+from training.models.layout import Group, Layout, build_layout, group_sizes
 from training.models.network import Network
 from training.models.sampling import SamplingSettings, sample_responses
 from training.models.tokenize import pad_id

@@ -85,7 +85,6 @@ class GuardReactions:
         state.cursor.clip_ratio_low = min(state.cursor.clip_ratio_low, clips[0])
         state.cursor.clip_ratio_high = min(state.cursor.clip_ratio_high, clips[1])
 
-
     def _last_good(self) -> Checkpoint:
         """The newest good state that is whole; one that was torn or tampered with is told of and passed over."""
         found = self.good.latest(up_to=self.state.cursor.good_step)

@@ -72,7 +72,9 @@ def _build_parts(
     state = PPOState(
         actors.policy, actors.critic, actor, critic_engine, sampler, _kl_controller(ppo), pool, cursor, Best(), ema
     )
-    updater = Updater(actors, actor, critic_engine, ppo, world)
+    # Answers are drawn one by one, so that there is no prompt to share: packed is the one way to save tokens here.
+    layout = "packed" if models.layout == "packed" else "padded"
+    updater = Updater(actors, actor, critic_engine, ppo, world, layout)
     scale = RewardScale(scorer.mean, scorer.std, models.max_response_length)
     rows = read_split(context.input("snapshot"), "validation") or read_split(context.input("snapshot"), "train")
     prompts = encode_prompts(rows, actors.encoder, max(ppo.selection_prompts, guards.kl_probe_prompts))

@@ -13,7 +13,8 @@ import torch
 from configs.schema.ppo import PPOConfig
 from training.engine import Engine, StepReport
 from training.metrics import Mean, MeanTable
-from training.models.layout import Layout, build_layout, group_sizes, microbatches
+from training.models.batching import microbatches
+from training.models.layout import Layout, build_layout, group_sizes
 from training.models.tokenize import pad_id
 from training.objectives import aggregate, kl_penalty, policy_loss, value_fit, value_loss
 from training.objectives.policy_loss import PolicyLoss
@@ -50,8 +51,11 @@ class MiniBatch:
 class Updater:
     """Runs forward and backward passes over minibatches; holds no state beside the engines'."""
 
-    def __init__(self, actors: Actors, actor: Engine, critic: Engine, ppo: PPOConfig, world: World) -> None:
+    def __init__(
+        self, actors: Actors, actor: Engine, critic: Engine, ppo: PPOConfig, world: World, layout: str = "padded"
+    ) -> None:
         self.actors, self.actor, self.critic, self.ppo, self.world = actors, actor, critic, ppo, world
+        self._layout = layout
         self._pad = pad_id(actors.policy.backbone.tokenizer)
 
     def minibatch(self, rows: list[int], round_experiences: Sequence[Experience]) -> MiniBatch:
@@ -61,13 +65,13 @@ class Updater:
 
     def microbatches(self, batch: MiniBatch) -> list[list[int]]:
         """Positions within the minibatch; the split depends on lengths alone, so that every pass has the same one."""
-        sizes = group_sizes([e.group for e in batch.experiences], "padded")
+        sizes = group_sizes([e.group for e in batch.experiences], self._layout)
         most = None if self.ppo.use_dynamic_bsz else self.ppo.ppo_micro_batch_size
         return microbatches(sizes, self.ppo.ppo_max_token_len, [e.prompt_id for e in batch.experiences], most)
 
     def layout(self, experiences: Sequence[Experience]) -> Layout:
         """The tensors of one forward."""
-        return build_layout([e.group for e in experiences], "padded", self._pad).to(self.actors.device)
+        return build_layout([e.group for e in experiences], self._layout, self._pad).to(self.actors.device)
 
     def step(self, batch: MiniBatch, data: RoundBatch, settings: UpdateSettings) -> dict[str, float]:
         """Update actor (unless it is warming up) and critic; returns the step's metrics."""
@@ -162,7 +166,9 @@ class Updater:
     def _apply(self, metrics: dict[str, float], settings: UpdateSettings) -> dict[str, float]:
         finite = math.isfinite(metrics["value_loss"]) and math.isfinite(metrics.get("actor_loss", 0.0))
         # Both norms first: a step that one of the two cannot take is taken by neither.
-        norms = [engine.prepare() for engine in ((self.critic, self.actor) if settings.train_policy else (self.critic,))]
+        norms = [
+            engine.prepare() for engine in ((self.critic, self.actor) if settings.train_policy else (self.critic,))
+        ]
         finite = finite and all(map(math.isfinite, norms))
         critic = self.critic.step(loss_is_finite=finite)
         actor = self.actor.step(loss_is_finite=finite) if settings.train_policy else StepReport(0.0, 0.0, False)

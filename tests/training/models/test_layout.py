@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from training.errors import DataError
-from training.models.layout import Group, build_layout, group_sizes, microbatches, resolve_layout
+from training.models.batching import microbatches
+from training.models.layout import Group, build_layout, group_sizes, resolve_layout
 from training.models.network import Network
 
 VOCABULARY = 300
@@ -17,6 +18,8 @@ TOLERANCE = 1e-5
 FORWARD_LAWS = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 tokens = st.integers(0, VOCABULARY - 1)
+KINDS = st.sampled_from(["padded", "shared", "packed"])
+
 group_strategy = st.builds(
     Group,
     st.lists(tokens, min_size=1, max_size=9).map(tuple),
@@ -51,20 +54,21 @@ def assert_same(first: list[dict[str, torch.Tensor]], second: list[dict[str, tor
 
 @FORWARD_LAWS
 @given(groups=groups_strategy, pad=st.sampled_from([0, EOS, VOCABULARY - 1]))
-def test_padded_and_shared_give_the_same_numbers(stirred_network, critic_network, groups, pad):
+def test_all_layouts_give_the_same_numbers(stirred_network, critic_network, groups, pad):
     padded = read(stirred_network, critic_network, groups, "padded", pad)
-    assert_same(padded, read(stirred_network, critic_network, groups, "shared", pad))
+    for kind in ("shared", "packed"):
+        assert_same(padded, read(stirred_network, critic_network, groups, kind, pad))
 
 
 @FORWARD_LAWS
-@given(groups=groups_strategy, kind=st.sampled_from(["padded", "shared"]))
+@given(groups=groups_strategy, kind=KINDS)
 def test_neighbours_and_padding_do_not_matter(stirred_network, critic_network, groups, kind):
     alone = [found for group in groups for found in read(stirred_network, critic_network, [group], kind, pad=0)]
     assert_same(alone, read(stirred_network, critic_network, groups, kind, pad=EOS))
 
 
 @FORWARD_LAWS
-@given(groups=groups_strategy, kind=st.sampled_from(["padded", "shared"]), data=st.data())
+@given(groups=groups_strategy, kind=KINDS, data=st.data())
 def test_the_order_of_rows_does_not_matter(stirred_network, critic_network, groups, kind, data):
     order = data.draw(st.permutations(range(len(groups))))
     offsets = [sum(len(g.responses) for g in groups[:i]) for i in range(len(groups))]
@@ -78,7 +82,7 @@ def test_the_pad_token_inside_a_response_counts(stirred_network, critic_network)
     """pad id == eos id is common: a response made of that token is a response."""
     group = Group((5, 9, EOS, 7), ((EOS, EOS), (EOS,), (4, EOS, EOS, EOS)))
     long = Group((1,) * 12, ((3,) * 9,))
-    for kind in ("padded", "shared"):
+    for kind in ("padded", "shared", "packed"):
         alone = read(stirred_network, critic_network, [group], kind, pad=0)
         assert_same(alone, read(stirred_network, critic_network, [group, long], kind, pad=EOS)[:3])
     assert not torch.allclose(alone[0]["scores"], alone[1]["scores"])
@@ -123,18 +127,55 @@ def test_layout_tensors_say_where_responses_lie():
     assert allowed[5].tolist() == [True, True, False, False, True, True, False]
 
 
+def test_packed_rows_hold_whole_sequences_that_do_not_see_one_another():
+    """Lengths 5, 2, 3: the second and third share a row of five; the order of responses is the groups'."""
+    groups = [Group((5, 6), ((7, 8, 2),)), Group((9,), ((2,), (4, 2)))]
+    layout = build_layout(groups, "packed", 0)
+    assert layout.input_ids.tolist() == [[5, 6, 7, 8, 2], [9, 2, 9, 4, 2]]
+    assert layout.position_ids.tolist() == [[0, 1, 2, 3, 4], [0, 1, 0, 1, 2]]
+    assert layout.row.tolist() == [0, 1, 1]
+    assert layout.positions.tolist() == [[1, 2, 3, 4], [0, 1, 0, 0], [2, 3, 4, 0]]
+    assert layout.response_ids.tolist() == [[7, 8, 2], [2, 0, 0], [4, 2, 0]]
+    assert layout.num_tokens == 10 < build_layout(groups, "padded", 0).num_tokens == 15
+    allowed = layout.attention[:, 0] == 0
+    assert allowed[0].tolist() == torch.ones(5, 5, dtype=torch.bool).tril().tolist()
+    assert allowed[1].int().tolist() == [
+        [1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 1, 1, 1]
+    ]  # fmt: skip
+
+
 @settings(deadline=None)
-@given(groups=groups_strategy, kind=st.sampled_from(["padded", "shared"]))
+@given(groups=groups_strategy)
+def test_packing_never_takes_more_tokens_than_padding(groups):
+    padded, packed = (build_layout(groups, kind, 0).num_tokens for kind in ("padded", "packed"))
+    assert sum(len(g.prompt_ids) + len(r) for g in groups for r in g.responses) <= packed <= padded
+
+
+def test_gradients_are_the_same_in_every_layout(stirred_network):
+    groups = [Group((5, 9), ((7, 8, EOS), (4,))), Group((1, 2, 3), ((6, EOS),))]
+    found = []
+    for kind in ("padded", "shared", "packed"):
+        layout = build_layout(groups, kind, 0)
+        loss = (stirred_network.log_probs(layout) * torch.arange(1.0, 4.0)[:, None]).sum()
+        found.append(torch.autograd.grad(loss, list(stirred_network.parameters().values()), allow_unused=True))
+    for other in found[1:]:
+        for one, gradient in zip(found[0], other, strict=True):
+            assert (one is None) == (gradient is None)
+            assert one is None or float((one - gradient).abs().max()) <= 1e-4
+
+
+@settings(deadline=None)
+@given(groups=groups_strategy, kind=KINDS)
 def test_sizes_are_those_of_the_layout(groups, kind):
-    for group, (rows, longest) in zip(groups, group_sizes(groups, kind), strict=True):
-        assert build_layout([group], kind, 0).input_ids.shape == (rows, longest)
+    for group, size in zip(groups, group_sizes(groups, kind), strict=True):
+        assert build_layout([group], kind, 0).input_ids.shape == (size.rows, size.longest)
 
 
 @settings(deadline=None)
-@given(groups=groups_strategy, kind=st.sampled_from(["padded", "shared"]), slack=st.integers(0, 60))
+@given(groups=groups_strategy, kind=KINDS, slack=st.integers(0, 60))
 def test_a_microbatch_never_exceeds_the_budget(groups, kind, slack):
     sizes = group_sizes(groups, kind)
-    budget = max(rows * longest for rows, longest in sizes) + slack
+    budget = max(size.rows * size.longest for size in sizes) + slack
     batches = microbatches(sizes, budget)
     assert sorted(i for batch in batches for i in batch) == list(range(len(groups)))
     assert all(build_layout([groups[i] for i in batch], kind, 0).num_tokens <= budget for batch in batches)

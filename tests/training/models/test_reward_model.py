@@ -65,6 +65,7 @@ def load(folder: Path, **options: object) -> RewardModel:
     return RewardModel.load(folder, device=CPU, dtype=torch.float32, **options)
 
 
+LAYOUTS = st.sampled_from(["padded", "shared", "packed"])
 tokens = st.lists(st.integers(0, 299), min_size=1, max_size=8).map(tuple)
 groups_strategy = st.lists(
     st.builds(Group, tokens, st.lists(tokens, min_size=1, max_size=3).map(tuple)), min_size=1, max_size=5
@@ -72,7 +73,7 @@ groups_strategy = st.lists(
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(groups=groups_strategy, budget=st.integers(60, 400), kind=st.sampled_from(["padded", "shared"]), data=st.data())
+@given(groups=groups_strategy, budget=st.integers(60, 400), kind=LAYOUTS, data=st.data())
 def test_neither_order_nor_batch_nor_layout_moves_a_score(full_model, groups, budget, kind, data):
     expected = [full_model.head_scores([g], 1_000) for g in groups]
     order = data.draw(st.permutations(range(len(groups))))

@@ -88,7 +88,9 @@ def test_ratios_that_are_one_on_average_only_end_the_run(build_loop: BuildLoop):
         return batch, metrics
 
     loop.parts.maker.make = spoilt
-    with pytest.raises(StageError, match=r"first minibatch of round 1 has ratio (1\.|0\.99).*off by [0-9.]+e-0\d a token"):
+    with pytest.raises(
+        StageError, match=r"first minibatch of round 1 has ratio (1\.|0\.99).*off by [0-9.]+e-0\d a token"
+    ):
         loop.run()
 
 

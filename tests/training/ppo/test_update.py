@@ -11,8 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from configs.schema.models import ModelsConfig
 from tests.training.ppo.conftest import BuildLoop
-from tests.training.stages import PPO, REPLAY
+from tests.training.stages import MODELS, PPO, REPLAY
 from training.errors import DataError
 from training.objectives import aggregate, kl_penalty, policy_loss, value_fit, value_loss
 from training.ppo.loop import PPOLoop
@@ -21,9 +22,11 @@ from training.ppo.update import UpdateSettings, offpolicy_kl, round_weight_metri
 TRAIN = UpdateSettings(0.2, 0.2)
 
 
-def opened(build_loop: BuildLoop, name: str = "ppo", stir: float = 0.0, **changes: Any) -> PPOLoop:
+def opened(
+    build_loop: BuildLoop, name: str = "ppo", stir: float = 0.0, models: ModelsConfig = MODELS, **changes: Any
+) -> PPOLoop:
     """A loop with its first round open, and its networks moved on since by some noise."""
-    loop = build_loop(name, ppo=PPO.model_copy(update={"critic_warmup_rounds": 0} | changes))
+    loop = build_loop(name, ppo=PPO.model_copy(update={"critic_warmup_rounds": 0} | changes), models=models)
     loop.state.sampler.add(loop.state.pool.num_stored)
     loop._open_round()
     draws = torch.Generator().manual_seed(5)
@@ -200,6 +203,22 @@ def test_microbatches_of_a_fixed_number_add_up_as_well(build_loop: BuildLoop):
         found.append(gradients(loop, rows)[0])
     for name, gradient in found[0].items():
         torch.testing.assert_close(found[1][name], gradient, atol=2e-6, rtol=1e-5)
+
+
+def test_a_step_on_packed_rows_is_the_same_step(build_loop: BuildLoop):
+    """Ratio exactly 1 first, then after a move the gradients of padded rows; whole sequences share a row."""
+    rows, found, slots = [9, 2, 11, 4, 0, 7], {}, {}
+    for kind in ("padded", "packed"):
+        loop = opened(build_loop, kind, models=MODELS.model_copy(update={"layout": kind}), ppo_max_token_len=200)
+        first = loop.parts.updater.step(minibatch(loop, loop._plan(0, 16)[0]), loop.state.batch, TRAIN)
+        assert first["ratio_gap"] == 0.0
+        moved = opened(build_loop, f"{kind}-moved", 0.05, models=MODELS.model_copy(update={"layout": kind}))
+        pieces, chosen = moved.parts.updater.microbatches(minibatch(moved, rows)), minibatch(moved, rows).experiences
+        slots[kind] = sum(moved.parts.updater.layout([chosen[i] for i in piece]).num_tokens for piece in pieces)
+        found[kind] = gradients(moved, rows)[0]
+    assert slots["packed"] < slots["padded"]
+    for name, gradient in found["padded"].items():
+        torch.testing.assert_close(found["packed"][name], gradient, atol=2e-6, rtol=1e-4)
 
 
 def test_an_answer_beyond_the_budget_is_named(build_loop: BuildLoop):
