@@ -78,6 +78,7 @@ def _build_parts(
     scale = RewardScale(scorer.mean, scorer.std, models.max_response_length)
     rows = read_split(context.input("snapshot"), "validation") or read_split(context.input("snapshot"), "train")
     prompts = encode_prompts(rows, actors.encoder, max(ppo.selection_prompts, guards.kl_probe_prompts))
+    held_out = encode_imitation(rows, actors.encoder)[1][: guards.perplexity_rows]
     answering = SamplingSettings(models.max_response_length, batch_size=rollout.batch_size)
     return Parts(
         state=state,
@@ -85,11 +86,20 @@ def _build_parts(
         maker=RoundMaker(pool, sampler, updater, ppo, replay, scale, seed),
         rollouts=_rollouts(context, actors, scorer, models, ppo, rollout),
         prober=Prober(actors, scorer, prompts, answering, ppo.ppo_max_token_len, seed),
-        guards=GuardMonitor(guards.rules, STEP_METRICS, BASELINE_METRICS),
-        held_out=encode_imitation(rows, actors.encoder)[1][: guards.perplexity_rows],
+        guards=GuardMonitor(guards.rules, *_measured(bool(held_out))),
+        held_out=held_out,
         checkpoints=CheckpointFolder(context.checkpoints),
         good=CheckpointFolder(context.directory / "good_states", keep=2),
     )
+
+
+def _measured(has_texts: bool) -> tuple[list[str], list[str]]:
+    """Metrics that this run measures, and those with a baseline. Without texts to read there is no perplexity, and a
+    rule on it would pass in silence."""
+    step, baseline = (
+        [name for name in names if has_texts or name != "perplexity"] for names in (STEP_METRICS, BASELINE_METRICS)
+    )
+    return step, baseline
 
 
 def _sampler(

@@ -13,6 +13,7 @@ from configs.schema.guards import GuardRule, Mitigation, default_rules
 from tests.training.ppo.conftest import BuildLoop
 from tests.training.ppo.test_loop import events, lines, steps
 from tests.training.ppo.watching import HALVE, LIMIT, LONG, assert_sound, fired, guarded, watched
+from tests.training.snapshots import changed_rows
 from tests.training.stages import PPO, run_here, write_stage
 from training.errors import ConfigError
 from training.models.sampling import Sample, sample_responses
@@ -172,6 +173,18 @@ def test_a_rule_on_nothing_is_refused_before_any_step(tmp_path, night, ppo_input
     with pytest.raises(ConfigError, match="which this stage does not measure"):
         run_here(directory, "ppo")
     assert not (directory / "checkpoints").exists()
+
+
+def test_a_rule_on_perplexity_without_texts_to_read_is_refused_before_any_step(tmp_path, build_loop, ppo_inputs):
+    """As with answers that nobody preferred or rewarded: the rule would never fire, and nobody would know."""
+    bare = ppo_inputs["snapshot"]
+    for split in ("train", "validation"):
+        bare = changed_rows(split, bare, tmp_path / split, lambda rows: [row | {"chosen": None} for row in rows])
+    ppo_inputs = ppo_inputs | {"snapshot": bare}
+    rules = [rule for rule in default_rules() if rule.metric in ("perplexity", "kl_ref")]
+    with pytest.raises(ConfigError, match=r"'perplexity > 1.2' watches 'perplexity', which this stage does not measure"):
+        build_loop(inputs=ppo_inputs, guards=guarded(*rules))
+    build_loop("without", inputs=ppo_inputs, guards=guarded(*(rule for rule in rules if rule.metric == "kl_ref")))
 
 
 def test_clipped_shares_by_hand():
