@@ -15,7 +15,7 @@ def shown(*guards: GuardLine) -> str:
     page = NightSummary("n-0001", "promoted", 60.0, (), (), (), "policy", "3", "champion", ("next",), guards)
     console = Console(width=120, record=True, file=StringIO())
     console.print(summary_view(page))
-    return console.export_text()
+    return " ".join(console.export_text().split())
 
 
 def test_many_firings_do_not_push_the_verdict_off_the_screen() -> None:
