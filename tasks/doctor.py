@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from configs.errors import NightjarError
 from configs.schema import NightConfig
 from tasks.launch_plan import available_cores
 from tasks.mlflow_client import tracking_uri_of, without_credentials
+from tasks.prefect_health import check_prefect
 from tasks.preflight import check_home, check_models, check_reward_function, check_tracking, free_gigabytes
 
 Health = Literal["good", "look", "bad"]
@@ -129,10 +129,7 @@ def _prefect() -> Finding:
     url = os.environ.get("PREFECT_API_URL")
     if not url:
         return Finding("prefect", "good", "no PREFECT_API_URL: each night brings a temporary server of its own")
-    shown = without_credentials(url)
     try:
-        with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=10) as reply:
-            healthy = reply.status == 200
-    except OSError as error:
-        return Finding("prefect", "bad", f"{shown} does not answer ({error}); start it, or unset PREFECT_API_URL")
-    return Finding("prefect", "good" if healthy else "bad", f"{shown} {'answers' if healthy else 'is not healthy'}")
+        return Finding("prefect", "good", check_prefect(url))
+    except NightjarError as refusal:
+        return Finding("prefect", "bad", str(refusal))
