@@ -114,17 +114,22 @@ def until(found: Callable[[], Any], seconds: float) -> Any:
     return value
 
 
-def processes_of_home(home: Path) -> list[str]:
-    """Command lines of every process that was started for this home, stage or service."""
+def marked(place: Path) -> list[psutil.Process]:
+    """Every process that was started for this place or below it, stage or service."""
     found = []
     for process in psutil.process_iter():
         try:
-            marked = process.environ().get(MARK, "").startswith(f"{home}/")
+            mark = process.environ().get(MARK, "")
         except (psutil.Error, OSError):
             continue
-        if marked and process.status() != psutil.STATUS_ZOMBIE:
-            found.append(" ".join(process.cmdline()))
+        if f"{mark}/".startswith(f"{place}/") and process.status() != psutil.STATUS_ZOMBIE:
+            found.append(process)
     return found
+
+
+def processes_of_home(home: Path) -> list[str]:
+    """Their command lines."""
+    return [" ".join(process.cmdline()) for process in marked(home)]
 
 
 @pytest.fixture(scope="module")
@@ -246,12 +251,53 @@ def test_cancelling_a_night_cancels_its_stage_and_leaves_no_process(stack: Stack
     assert stack.alias("champion") == "1"
 
 
+def test_a_gpu_worker_that_is_killed_with_its_run_costs_the_steps_since_the_checkpoint(stack: Stack) -> None:
+    """Prefect goes on saying Running; the night sees no sign of life, and starts the stage on another run."""
+    run_id = stack.start("nightly/short")
+    (killed,) = until(lambda: [c for c in stack.runs("train") if c["name"].endswith(" ppo") and is_running(c)], 900)
+    until((stack.home / "runs/short-0003/ppo/lease").exists, 120)
+    for process in marked(stack.home / "stack/services/worker-gpu"):
+        process.kill()
+    run = stack.wait(run_id)
+    assert run["state_type"] == "COMPLETED", run["state"]["message"]
+    assert (stack.alias("champion"), stack.alias("previous")) == ("3", "1"), "2 was rolled back"
+    seen = {child["name"]: [] for child in stack.runs("train")}
+    for child in stack.runs("train"):
+        seen[child["name"]].append(child["state_type"])
+    assert sorted(seen["short-0003 ppo"])[0] == "CANCELLED" or "CRASHED" in seen["short-0003 ppo"]
+    assert seen["short-0003 ppo"].count("COMPLETED") == 1
+    assert killed["id"] not in {c["id"] for c in stack.runs("train") if c["state_type"] == "COMPLETED"}
+    assert stack.shell("flows.stack", "status").count(" healthy") == 5, "the supervisor has started the worker again"
+
+
+def is_running(run: dict[str, Any]) -> bool:
+    return run["state_type"] == "RUNNING"
+
+
+def test_an_undecided_night_asks_a_person_by_itself(stack: Stack) -> None:
+    """The run itself is made up; what follows is the server's own doing."""
+    (nightly,) = stack.prefect("deployments/filter", {"flows": {"name": {"any_": ["nightly"]}}})
+    later = {"type": "SCHEDULED", "state_details": {"scheduled_time": "2099-01-01T00:00:00Z"}}
+    run = stack.prefect(f"deployments/{nightly['id']}/create_flow_run", {"state": later})
+    undecided = {"type": "FAILED", "name": "Undecided", "message": "the interval straddles the limit"}
+    stack.prefect(f"flow_runs/{run['id']}/set_state", {"state": undecided, "force": True})
+    (asking,) = until(lambda: stack.runs("approve"), 120)
+    assert asking["parameters"]["request"]["flow_run_id"] == run["id"]
+    assert asking["parameters"]["request"]["timeout_hours"] == 1
+    done = stack.wait(asking["id"], 300)
+    assert done["state_name"] == "Kept", "no night of this home came from that run"
+
+
 def test_a_bad_end_was_reconciled_by_itself(stack: Stack) -> None:
     """A night that fails is answered by the reconcile deployment."""
     missing = {"config": str(stack.home / "missing.yaml"), "overrides": []}
     run = stack.wait(stack.start("nightly/short", request=missing))
     assert run["state_type"] == "FAILED"
-    answering = until(lambda: [one for one in stack.runs("reconcile") if one["auto_scheduled"] is False], 120)
-    done = stack.wait(answering[0]["id"], 300)
+
+    def answering() -> list[dict[str, Any]]:
+        return [one for one in stack.runs("reconcile") if "missing.yaml" in one["parameters"]["request"]["occasion"]]
+
+    (answer,) = until(answering, 120)
+    done = stack.wait(answer["id"], 300)
     assert done["state_type"] == "COMPLETED", done["state"]["message"]
-    assert "missing.yaml" in done["parameters"]["request"]["occasion"]
+    assert run["name"] in done["parameters"]["request"]["occasion"]
