@@ -161,6 +161,23 @@ def doctor(config: Annotated[Path | None, typer.Argument(help="Check this config
     raise typer.Exit(0 if healthy else EXIT_USER)
 
 
+@app.command()
+def drill(
+    server: Annotated[
+        bool,
+        typer.Option("--server", help="On the server of MLFLOW_TRACKING_URI, under a name of its own that is removed."),
+    ] = False,
+) -> None:
+    """Practise: promote, kill, breach and roll back in a scratch registry, and show what was seen at each step.
+
+    Uses the code of real nights on a tiny model, in a database in a temporary folder unless --server is given. Touches
+    no model of yours and leaves nothing behind. Exit code 1 says that a step failed.
+    """
+    from flows.drill_command import run_drill
+
+    raise typer.Exit(run_drill(server))
+
+
 register_deploy(app)
 
 

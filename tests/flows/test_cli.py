@@ -20,7 +20,9 @@ from flows.embedded import prepare_prefect
 from flows.ui_command import _require_free, ui_command
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ("run", "validate", "status", "rollback", "reconcile", "generate", "ui", "gate", "watch", "doctor")
+COMMANDS = (
+    "run", "validate", "status", "rollback", "reconcile", "generate", "ui", "gate", "watch", "doctor", "drill",
+)  # fmt: skip
 
 
 def nightjar(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
