@@ -34,7 +34,7 @@ def _noise_section(runs: Runs, noise: float) -> str:
         "| --- | --- | --- | --- | --- | --- | --- | --- |", _reference_row(runs),
     ]  # fmt: skip
     best = best_dpo(runs)
-    names = [dpo_name(rate) for rate in DPO_RATES] + [v.name for v in MAIN[2:]] + ["fresh", "default"]
+    names = [dpo_name(rate) for rate in DPO_RATES] + [v.name for v in MAIN[3:]] + ["fresh", "whole", "default"]
     lines += [_row(runs, name, best) for name in names if name in runs]
     return "\n".join([*lines, "", *_against_dpo(runs, best), ""])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-DPO_RATES = (5e-5, 1e-4, 3e-4)
+DPO_RATES = (2e-5, 5e-5, 1e-4)
 
 
 SCALES: dict[str, tuple[str, ...]] = {
@@ -45,6 +45,11 @@ _REPLAY = (*_STORED, "replay.filter=none", "replay.importance_weights=true", "re
 
 MAIN = (
     Variant("default", "shipped default"),
+    Variant(
+        "whole",
+        "default, every weight trained instead of an adapter",
+        ("ppo.lora_rank=0", "ppo.actor_lr=1e-4", "ppo.critic_lr=3e-4"),
+    ),
     Variant("fresh", "+ fresh samples, no filter", ("replay.filter=none",)),
     Variant("offline", "offline PPO, stored answers alone", _PLAIN),
     Variant("weights", "+ importance weights", _WEIGHTED),
