@@ -117,15 +117,16 @@ def test_a_tiny_grid_runs_the_product_and_can_be_repeated(tmp_path: Path) -> Non
     from tests.benchmarks.alignment.ppo_run import run_variant
     from tests.benchmarks.alignment.variants import ALL
 
-    grid = Grid(tmp_path, budget=3.0, overrides=TINY)
+    grid = Grid(tmp_path, budget=1.0, overrides=TINY)
     for name in ("default", "offline"):
         found = run_variant(grid, CELL, ALL[name])
         write_result(grid.result_file(CELL, name), found)
         assert found.stopped is None
         assert found.points[0].kl_ref == pytest.approx(0.0, abs=1e-6)
         assert [p.seconds for p in found.points] == sorted(p.seconds for p in found.points)
-        assert found.final.updates > 0
-        assert (found.final.fresh > 0) == (name == "default")
+        assert found.points[-1].updates > 0
+        assert (found.points[-1].fresh > 0) == (name == "default")
+        assert found.final.kl_ref in {p.kl_ref for p in found.points} or found.final.updates > 0
         assert -1.0 <= found.final.gold <= 1.0
         assert found.facts["sft_seconds"] > 0
     assert not (grid.folder(CELL) / "work" / "default").exists()
