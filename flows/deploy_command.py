@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
 
 from configs.errors import ConfigError, NightjarError
+
+if TYPE_CHECKING:
+    from flows.deployments import Chain
 
 _OFF = "off"
 _FIXED_ZONES = frozenset({"UTC", "Etc/UTC", "GMT", "Etc/GMT", "Z"})
@@ -70,22 +74,9 @@ def deploy_command(
     Idempotent: repeat it after every change of the config or of these choices. What is no longer wanted is removed;
     what somebody has switched off in the browser stays off.
     """
-    from flows.embedded import prepare_prefect
-    from tasks.home import home_of
-
     server_required()
-    loaded = _load(config, overrides or [])
-    prepare_prefect(home_of(loaded))
-    from flows.deploy import deploy
-    from flows.deployments import Chain
-
-    chain = Chain(
-        name=loaded.name,
-        model=loaded.registry.model,
-        config=config_at or str(config.expanduser().resolve()),
-        home=str(home_of(loaded)),
-        overrides=tuple(overrides or ()),
-        working_dir=str(Path.cwd()) if config_at is None else None,
+    chain = replace(
+        _chain_of(config, overrides or [], config_at),
         cron=cron_or_off("--cron", cron),
         watch_cron=cron_or_off("--watch-cron", watch_cron),
         timezone=known_zone(timezone),
@@ -96,6 +87,33 @@ def deploy_command(
         cpu_job=_pairs("--cpu-job", cpu_job or []),
         gpu_job=_pairs("--gpu-job", gpu_job or []),
     )
+    _deploy(chain)
+
+
+def _chain_of(config: Path, overrides: Sequence[str], config_at: str | None) -> Chain:
+    """What the config says of the chain, with the usual choices. Prefect is imported from here on."""
+    from configs.schema import load_config
+    from flows.embedded import prepare_prefect
+    from tasks.home import home_of
+
+    loaded = load_config(config, overrides)
+    home = home_of(loaded)
+    prepare_prefect(home)
+    from flows.deployments import Chain
+
+    return Chain(
+        name=loaded.name,
+        model=loaded.registry.model,
+        config=config_at or str(config.expanduser().resolve()),
+        home=str(home),
+        overrides=tuple(overrides),
+        working_dir=str(Path.cwd()) if config_at is None else None,
+    )
+
+
+def _deploy(chain: Chain) -> None:
+    from flows.deploy import deploy
+
     for sentence in deploy(chain):
         typer.echo(sentence)
     for remark in remarks(chain.cron, chain.watch_cron, chain.timezone, chain.notify):
@@ -170,9 +188,3 @@ def _pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
             raise ConfigError(f"{option} {text!r} is no job variable", "write KEY=VALUE; `env` is set by Nightjar")
         pairs[key] = value
     return pairs
-
-
-def _load(config: Path, overrides: Sequence[str]):  # type: ignore[no-untyped-def]  # NightConfig, imported late
-    from configs.schema import load_config
-
-    return load_config(config, overrides)

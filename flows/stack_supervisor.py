@@ -123,7 +123,8 @@ class Supervisor:
         lived = time.monotonic() - watched.started
         if watched.process is not None:
             code = watched.process.returncode
-            print(f"{watched.service.name} ended with {code} after {lived:.0f} s: starting again", flush=True)  # noqa: T201
+            told = f"{watched.service.name} ended with {code} after {lived:.0f} s: starting again"
+            print(told, flush=True)  # noqa: T201
         watched.restarts = watched.restarts + 1
         self._start(watched)
         pause = 0.0 if lived > _LONGEST_PAUSE else min(_LONGEST_PAUSE, 2.0 ** min(watched.restarts, 6))

@@ -121,7 +121,7 @@ def file_ref(path: Path) -> FileRef:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON so that a reader sees the old file or the whole new one: temporary name, fsync, rename, fsync folder."""
+    """Write JSON so that a reader sees the old file or the whole new one: temporary name, fsync, rename, fsync."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as stream:

@@ -1,4 +1,4 @@
-"""Stage distill: a small student learns the teacher's margins and scores, on the pairs and on the policy's own answers."""
+"""Stage distill: a small student learns the teacher's margins and scores, on the pairs and the policy's answers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from training.world import current_world
 
 @dataclass(frozen=True)
 class TaughtPairs:
-    """Rows that carry a pair, the student's tokens of it, and the teacher's scores [P, 2]. `labelled`: a person chose."""
+    """Rows with a pair, the student's tokens of it, and the teacher's scores [P, 2]. `labelled`: a person chose."""
 
     pairs: Sequence[Pair]
     teacher: torch.Tensor
@@ -231,7 +231,8 @@ def _finish(
     if limit is not None and not comparison["student_teacher_kl"] < limit:
         raise StageError(
             f"distill: held-out student-teacher KL {comparison['student_teacher_kl']:.4f} nats is not below {limit}",
-            "train the student longer (distill.epochs), give it more rank or layers, or lift distill.max_student_teacher_kl",
+            "train the student longer (distill.epochs), give it more rank or layers, "
+            "or lift distill.max_student_teacher_kl",
         )
     report = margin_report(scores[:, 0], scores[:, 1], _lengths(groups))
     student = student.described(

@@ -38,7 +38,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Answer:
-    """A stored answer to a prompt: tokens, whether it ends, who wrote it, and its recorded reward where there is one."""
+    """A stored answer to a prompt: tokens, whether it ends, who wrote it, and its recorded reward if there is one."""
 
     prompt: Prompt
     response: EncodedResponse

@@ -1,4 +1,4 @@
-"""Guards: rules, as data, that look at every step's metrics. What a firing leads to is the loop's business. Torch-free."""
+"""Guards: rules, as data, that look at every step's metrics. What follows is the loop's business. Torch-free."""
 
 from __future__ import annotations
 

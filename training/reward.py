@@ -72,7 +72,8 @@ class RewardTask(PairRows):
             return {}
         report, _ = held_out_report(self._model(), self.held_out.pairs, self.config, self.layout)
         return {
-            "validation_loss": report.loss, "validation_accuracy": report.accuracy, "validation_margin": report.margin_mean
+            "validation_loss": report.loss, "validation_accuracy": report.accuracy,
+            "validation_margin": report.margin_mean,
         }  # fmt: skip
 
     def _model(self) -> RewardModel:

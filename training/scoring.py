@@ -87,11 +87,11 @@ class FunctionScorer:
 
     def scores(self, questions: Sequence[Question]) -> NDArray[np.float32]:
         """The rule's verdict on each answer."""
-        found = [
-            self.function(as_stored(q.prompt.messages), decode_response(self._tokenizer, q.response_ids), q.prompt.reference)
-            for q in questions
-        ]
-        return np.asarray(found, dtype=np.float32)
+        return np.asarray([self._score(question) for question in questions], dtype=np.float32)
+
+    def _score(self, question: Question) -> float:
+        prompt, answer = question.prompt, decode_response(self._tokenizer, question.response_ids)
+        return self.function(as_stored(prompt.messages), answer, prompt.reference)
 
 
 def as_stored(messages: Sequence[Mapping[str, str]]) -> list[Message]:

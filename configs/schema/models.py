@@ -25,10 +25,10 @@ class ModelsConfig(Section):
     student_layers: PositiveInt | None = None
     """Keep only the first N decoder layers of the student's base; null: all."""
     share_backbone: Literal["auto", "never"] = "auto"
-    """auto: policy, critic and student are adapters on one frozen backbone where they share a base; never: own copies."""
+    """auto: policy, critic and student are adapters on one frozen backbone where they share a base; never: copies."""
     layout: Literal["auto", "padded", "shared", "packed"] = "auto"
-    """How a group (one prompt, several responses) is laid out; shared stores the prompt once, packed fills rows with whole
-    sequences (users of verl: use_remove_padding). All give the same numbers."""
+    """How a group (one prompt, several responses) is laid out; shared stores the prompt once, packed fills rows with
+    whole sequences (users of verl: use_remove_padding). All give the same numbers."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Weights' type; auto: float32 on CPU, bfloat16 on a GPU that has it. Losses are float32 always."""
     max_prompt_length: PositiveInt = 1024
@@ -52,6 +52,7 @@ class ModelsConfig(Section):
             )
         if self.quickstart_hidden_size % 32:
             raise ValueError(
-                f"models.quickstart_hidden_size is {self.quickstart_hidden_size}; write a multiple of 32 (heads are 32 wide)"
+                f"models.quickstart_hidden_size is {self.quickstart_hidden_size}; "
+                "write a multiple of 32 (heads are 32 wide)"
             )
         return self

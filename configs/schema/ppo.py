@@ -19,7 +19,7 @@ class RolloutConfig(Section):
     prompts_per_round: PositiveInt = 64
     """Training prompts sampled each round."""
     temperature: Positive = 1.0
-    """Sampling temperature; stored beside the recorded log-probs, which are those of the distribution really sampled."""
+    """Sampling temperature; stored beside the recorded log-probs, which are of the distribution really sampled."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Nucleus mass; 1 turns it off."""
     top_k: NonNegativeInt = 0
@@ -54,7 +54,7 @@ class ReplayConfig(Section):
     importance_level: Literal["token", "sequence", "geometric"] = "geometric"
     """Granularity of the weight old policy / writer of the data."""
     importance_mode: Literal["truncate", "clip_to", "mask"] = "clip_to"
-    """truncate: min(w, threshold); clip_to: above the threshold becomes `importance_clip_to`; mask: outside becomes 0."""
+    """truncate: min(w, threshold); clip_to: above the threshold becomes `importance_clip_to`; mask: outside is 0."""
     importance_threshold: Annotated[float, Field(gt=1.0)] = 1.5
     """Ratio above which a weight is tamed."""
     importance_clip_to: Positive = 1.2
@@ -88,7 +88,7 @@ class PPOConfig(Section):
     ppo_mini_batch_size: PositiveInt = 64
     """Trajectories an optimiser step."""
     ppo_max_token_len: PositiveInt = 9_216
-    """Token budget of a microbatch; never exceeded. Users of verl: ppo_max_token_len_per_gpu, 3 x (prompt + response)."""
+    """Token budget of a microbatch; never exceeded. verl: ppo_max_token_len_per_gpu, 3 x (prompt + response)."""
     use_dynamic_bsz: bool = True
     """true: a microbatch is filled up to the token budget; false: it holds ppo_micro_batch_size, within the budget."""
     ppo_micro_batch_size: PositiveInt = 2
@@ -183,7 +183,8 @@ class PPOConfig(Section):
         if self.train_batch_size > 5 * self.kl_ctrl.horizon:
             raise ValueError(
                 f"ppo.kl_ctrl.horizon ({self.kl_ctrl.horizon:g}) is too short for ppo.train_batch_size "
-                f"({self.train_batch_size}): one update could turn the coefficient negative; write at least a fifth of it"
+                f"({self.train_batch_size}): one update could turn the coefficient negative; "
+                "write at least a fifth of it"
             )
         if self.critic_warmup_rounds >= self.rounds:
             raise ValueError(

@@ -13,7 +13,7 @@ class RuntimeConfig(Section):
     """Processes, devices, retries, leases."""
 
     home: str | None = None
-    """Folder of runs, snapshots, trajectories and journal; null: NIGHTJAR_HOME, or .nightjar in the working directory."""
+    """Folder of runs, snapshots, trajectories and journal; null: NIGHTJAR_HOME, or .nightjar in the working folder."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the stages."""
     threads: NonNegativeInt = 0

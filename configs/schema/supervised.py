@@ -106,8 +106,8 @@ class DistillConfig(SupervisedConfig):
     label_weight: NonNegative = 0.0
     """Weight of the Bradley-Terry loss on the labels themselves."""
     policy_pairs: NonNegativeInt = 0
-    """Training prompts that the reference policy answers twice; the teacher's scores of those answers are learnt too."""
+    """Training prompts that the reference policy answers twice; the teacher's scores of those are learnt too."""
     continue_from: str | None = None
-    """Folder with `adapter_model.safetensors` and its score head to continue from; `champion`: the last night's student."""
+    """Folder with `adapter_model.safetensors` and score head to continue from; `champion`: the last night's student."""
     max_student_teacher_kl: Positive | None = 0.05
     """Held-out student-teacher KL in nats above which the stage fails; null only reports it."""

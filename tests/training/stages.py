@@ -77,7 +77,8 @@ def arithmetic_rows(count: int = sum(SPLITS.values())) -> list[Row]:
         rows.append(
             Row(
                 prompt=(Message(role="user", content=f"What is {first} plus {second}?"),), chosen=chosen,
-                rejected=rejected, reference=str(first + second), source="quickstart", category=("odd", "even")[number % 2],
+                rejected=rejected, reference=str(first + second), source="quickstart",
+                category=("odd", "even")[number % 2],
             )
         )  # fmt: skip
     return rows

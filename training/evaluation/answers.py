@@ -56,7 +56,7 @@ class PolicyAnswers:
 
 
 class Respondent:
-    """Puts the same questions, with the same random numbers, to one policy after another; one is in memory at a time."""
+    """Puts the same questions, with the same random numbers, to one policy after another; one in memory at a time."""
 
     def __init__(
         self, reference: FileRef, models: ModelsConfig, evaluation: EvaluationConfig, budget: int, seed: int

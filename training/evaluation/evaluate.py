@@ -1,4 +1,4 @@
-"""Stage evaluate: champion, challenger and reference on the same frozen prompts, same seed, same rewards, in one job."""
+"""Stage evaluate: champion, challenger and reference on the same frozen prompts, seed and rewards, in one job."""
 
 from __future__ import annotations
 

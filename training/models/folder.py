@@ -25,7 +25,7 @@ class ModelFolder:
 
 
 def check_model_folder(path: str | Path, role: str = "models.base") -> ModelFolder:
-    """Check config, safetensors weights and tokenizer. Raises ModelFolderError naming what is missing and the way out."""
+    """Check config, safetensors weights and tokenizer. Raises ModelFolderError naming what is missing."""
     folder = Path(path)
     if not folder.is_dir():
         raise ModelFolderError(f"{role}: {folder}: no such folder", "give a local Hugging Face model folder")

@@ -1,4 +1,4 @@
-"""A trained reward model on disk and in memory. The score head travels with the weights; loading without it is an error.
+"""A trained reward model on disk and in memory. The score head travels with the weights; without it none is loaded.
 
 Folder: reward.json, score_head.safetensors, and either a whole model folder (kind `full`) or a PEFT adapter plus the
 place and digest of the base it belongs to (kind `lora`).

@@ -39,7 +39,8 @@ def token_log_probs(logits: Tensor, labels: Tensor, temperature: float = 1.0) ->
     if labels.shape != logits.shape[:-1]:
         raise ValueError(f"labels have shape {tuple(labels.shape)}, logits [.., T, V] {tuple(logits.shape)}")
     _require_vocabulary(labels, logits.shape[-1])
-    return cast(Tensor, _TokenLogProbs.apply(logits, labels.long(), float(temperature)))  # type: ignore[no-untyped-call]
+    found = _TokenLogProbs.apply(logits, labels.long(), float(temperature))  # type: ignore[no-untyped-call]
+    return cast(Tensor, found)
 
 
 def token_entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:

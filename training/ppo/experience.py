@@ -17,7 +17,7 @@ Float32s = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class Experience:
-    """One answer, annotated. Log-probs are [R] in nats; `behavior` is of who wrote it, `reference` of the frozen model."""
+    """One answer, annotated. Log-probs are [R] in nats: `behavior` of who wrote it, `ref` of the frozen model."""
 
     prompt_id: str
     prompt_ids: tuple[int, ...]

@@ -41,7 +41,7 @@ class Probe:
 
 
 class Prober:
-    """Measures with the same prompts and the same random numbers every time, so that probes differ by the policy alone."""
+    """Measures with the same prompts and random numbers every time, so that probes differ by the policy alone."""
 
     def __init__(
         self,

@@ -80,8 +80,8 @@ class RoundMaker:
         return picked.tolist(), torch.ones(wanted)
 
     def make(self, choice: Choice, order: list[int], kl_coef: float) -> tuple[RoundBatch, dict[str, float]]:
-        """The round's tensors and metrics. `order` is the first epoch's, so that the old log-probs come from exactly the
-        microbatches that will be trained on first."""
+        """The round's tensors and metrics. `order` is the first epoch's, so that the old log-probs come from exactly
+        the microbatches that will be trained on first."""
         experiences = self.pool.take(choice.indices)
         mask = response_mask(experiences, max(len(e.response_ids) for e in experiences))
         old_log_probs, old_values = self._old_pass(experiences, order, mask)
