@@ -16,6 +16,7 @@ from tasks.site import Site
 from tasks.tracking import NightRun
 
 DELIVER_SECONDS = 10.0
+MEMORY = ("peak_memory_mb", "peak_gpu_memory_mb")
 log = logging.getLogger(__name__)
 
 
@@ -47,8 +48,10 @@ class NightTracker:
         _end(thread, stop)
 
     def stage_done(self, stage: str, done: StageRun) -> None:
-        """The rest of the metrics, and the final numbers."""
-        metrics = dict(done.result.metrics)
+        """The rest of the metrics, and the final numbers: the stage's own, its seconds and its peak memory."""
+        result = done.result
+        memory = {name: value for name, value in result.facts.items() if name in MEMORY}
+        metrics = {**result.metrics, "wall_seconds": result.wall_seconds, **memory}
         self.attempt(f"results of {stage}", lambda: self._finish(stage, done.directory, "FINISHED", metrics))
 
     def attempt(self, what: str, act: Callable[[], object]) -> None:

@@ -41,7 +41,7 @@ def run_stage(directory: Path, function: StageFunction) -> StageResult:
         key=spec.key,
         outputs={role: file_ref(path) for role, path in outcome.outputs.items()} if main_rank else {},
         metrics={key: value if math.isfinite(value) else None for key, value in outcome.metrics.items()},
-        facts=dict(outcome.facts) | {"peak_memory_mb": peak_memory_mb()},
+        facts=dict(outcome.facts) | peak_memory(),
         wall_seconds=time.monotonic() - started,
         versions=versions(),
     )
@@ -50,11 +50,24 @@ def run_stage(directory: Path, function: StageFunction) -> StageResult:
     return result
 
 
-def peak_memory_mb() -> float:
-    """Peak resident memory of this process in MiB (GPU memory is reported by the loops themselves)."""
-    import resource  # only POSIX has it, and so only the stages need it
+def peak_memory() -> dict[str, float]:
+    """Of this process, in MiB: `peak_memory_mb`, resident, and `peak_gpu_memory_mb`, allocated, if a GPU was used."""
+    found = {"peak_memory_mb": round(_peak_resident_kilobytes() / 1024, 1)}
+    torch = sys.modules.get("torch")  # never imported for this: some stages do without
+    if torch is not None and torch.cuda.is_initialized():
+        found["peak_gpu_memory_mb"] = round(torch.cuda.max_memory_allocated() / 1024**2, 1)
+    return found
 
-    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
+
+def _peak_resident_kilobytes() -> float:
+    """The kernel's high-water mark of this program; getrusage would count the parent's memory at the start as well."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        import resource  # only POSIX has it, and so only the stages need it
+
+        return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 def versions() -> dict[str, str]:

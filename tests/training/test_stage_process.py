@@ -53,6 +53,7 @@ def test_a_stage_ends_with_its_manifest(directory: Path):
     assert result.metrics == {"loss": 1.0, "lost": None}
     assert result.facts["rows"] == 3
     assert result.facts["peak_memory_mb"] > 1
+    assert "peak_gpu_memory_mb" not in result.facts
     assert result.versions["python"].startswith("3.")
     assert {"torch", "transformers", "peft"} <= set(result.versions)
     assert [line["step"] for line in read_lines(directory / METRICS)] == [1]
@@ -209,3 +210,13 @@ def test_a_stage_dies_with_whoever_started_it():
     os.close(writing)
     assert os.read(reading, 1) == b""
     os.close(reading)
+
+
+def test_a_childs_peak_is_its_own_and_not_that_of_who_started_it() -> None:
+    """getrusage says the parent's peak here: at the start the child shares the parent's memory."""
+    mebibytes = 400
+    ballast = b"x" * (mebibytes * 2**20)
+    script = "from training.process import peak_memory; print(peak_memory()['peak_memory_mb'])"
+    child = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert 1 < float(child.stdout) < mebibytes / 2
+    assert len(ballast) == mebibytes * 2**20

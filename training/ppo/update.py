@@ -94,6 +94,7 @@ class Updater:
         ranks = self.world.gather([_plain(fit), time.perf_counter() - started])
         fits = [ValueFit(*map(torch.tensor, plain)) for plain, _ in ranks if plain is not None]
         metrics["explained_variance"] = float(functools.reduce(ValueFit.merge, fits).explained_variance())
+        metrics |= response_lengths(batch)
         metrics["tokens_per_second"] = batch.num_tokens / max(1e-9, *(seconds for _, seconds in ranks))
         return metrics
 
@@ -159,7 +160,8 @@ class Updater:
         found.loss.backward()
         share = share_of(mask, batch)
         means = {
-            "value_loss": Mean(float(found.loss.detach()), share), "value_clip_frac": Mean(float(found.clip_frac), share)
+            "value_loss": Mean(float(found.loss.detach()), share),
+            "value_clip_frac": Mean(float(found.clip_frac), share),
         }  # fmt: skip
         return means, value_fit(values.detach(), returns, mask)
 
@@ -185,6 +187,12 @@ class Updater:
 def _plain(fit: ValueFit | None) -> list[float] | None:
     """A fit as JSON; the same float32 numbers come back."""
     return None if fit is None else [float(value) for value in vars(fit).values()]
+
+
+def response_lengths(batch: MiniBatch) -> dict[str, float]:
+    """Tokens of the minibatch's answers; every rank has the whole minibatch."""
+    longest = max(len(e.response_ids) for e in batch.experiences)
+    return {"response_length/mean": batch.num_tokens / batch.num_sequences, "response_length/max": float(longest)}
 
 
 def token_mean(x: torch.Tensor, mask: torch.Tensor, batch: MiniBatch) -> Mean:
