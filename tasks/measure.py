@@ -12,7 +12,7 @@ from tasks.launch_plan import LaunchPlan
 from tasks.model_store import find_model
 from tasks.night_state import FrozenChampion, NightBook, NightState
 from tasks.site import Site
-from tasks.stages import code_version
+from tasks.stages import code_version, function_facts
 from training.contract import FileRef, StageResult, StageSpec, file_ref, read_result
 from training.errors import ContractError
 from training.evaluation.report import read_report
@@ -48,7 +48,7 @@ def prepare_measurement(site: Site, config: NightConfig, book: NightBook) -> Mea
         seed=(config.seed + number) % 2**31,  # other draws each time, so that chance does not repeat itself
         config={name: dumped[name] for name in ("models", "reward", "evaluation")},
         inputs=_inputs(champion, config, book),
-        params={"confidence_levels": [config.evaluation.confidence]},
+        params={"confidence_levels": [config.evaluation.confidence], **function_facts(config)},
         code_version=code_version(),
     )
     directory = book.home / FOLDER / f"measurement-{number:05d}"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from configs.schema import NightConfig
 from tasks.locks import held_lock
+from tasks.night_seeds import first_night_with, night_seed
 from tasks.night_state import NightBook, NightState
 
 LOCK = "night.lock"
@@ -59,7 +60,7 @@ def open_night(book: NightBook, config: NightConfig, source: Source, again: bool
         if unfinished is not None and unfinished.status == "running":
             return Opened(unfinished, continued=True)
         if unfinished is not None and unfinished.fingerprint == _fingerprint_or_nothing(source):
-            anew = book.change(unfinished, status="running", ended=None, reason=None, verdict=None)
+            anew = book.change(unfinished, status="running", ended=None, reason=None, verdict=None, acts={})
             return Opened(anew, continued=True)
     # A night that came to no verdict has not used up its data.
     source.deliver(1 + sum(state.status == "finished" for state in states))
@@ -69,12 +70,15 @@ def open_night(book: NightBook, config: NightConfig, source: Source, again: bool
         if same is not None:
             return NothingToDo(f"no new data since night {same.night}, and the configuration is the same")
     _close_abandoned(book, states)
+    first = first_night_with(fingerprint, [(state.index, state.fingerprint) for state in states], index)
     state = NightState(
         night=f"{config.name}-{index:04d}",
         index=index,
         name=config.name,
         config_hash=config.config_hash,
         fingerprint=fingerprint,
+        seed=night_seed(config.seed, index),
+        data_seed=night_seed(config.seed, first),
         started=time.time(),
     )
     return Opened(book.save(state), continued=False)

@@ -48,9 +48,13 @@ class StageNote(Section):
 class NightState(Section):
     """One night. `index` counts the nights of one chain (`name`) from 1; `fingerprint` is the digest of the source.
 
+    `seed`: of the stages that sample from the policy; `data_seed`: of those that train on the data alone. Fixed when
+    the night begins; null in nights of before, which draw from the config's seed.
+
     `started_from`: the champion whose policy, reference and student this night goes on from; `champion`: the one it is
     judged against, the same one unless somebody moved the alias meanwhile. Both are null on a cold start, which
-    `champion_frozen` tells from not having looked yet. `owed`: what could not be shown in MLflow and is sent later.
+    `champion_frozen` tells from not having looked yet. `acts`: gate, register and promote, which run in the night's own
+    process. `owed`: what could not be shown in MLflow and is sent later.
     """
 
     night: str
@@ -58,6 +62,8 @@ class NightState(Section):
     name: str
     config_hash: str
     fingerprint: str
+    seed: int | None = None
+    data_seed: int | None = None
     status: Status = "running"
     started: float
     ended: float | None = None
@@ -66,6 +72,7 @@ class NightState(Section):
     champion: FrozenChampion | None = None
     snapshot_sha256: str | None = None
     stages: dict[str, StageNote] = Field(default_factory=dict)
+    acts: dict[str, StageNote] = Field(default_factory=dict)
     verdict: str | None = None
     reason: str | None = None
     version: str | None = None

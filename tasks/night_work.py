@@ -89,7 +89,8 @@ class NightWork:
         """The spec of a stage, from what is there by now."""
         state = self.state
         source = source_uri(self.config, self.home)
-        facts = NightFacts(state.night, state.index, self.home, state.fingerprint, source, self.config)
+        seeds = {"night": state.seed, "data": state.data_seed}
+        facts = NightFacts(state.night, state.index, self.home, state.fingerprint, source, self.config, seeds)
         return spec_of(stage, facts, self.materials)
 
     def directory(self, stage: str) -> Path:

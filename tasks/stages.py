@@ -6,12 +6,13 @@ import functools
 import hashlib
 import importlib.metadata
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from configs.schema import NightConfig
 from configs.schema.models import QUICKSTART_BASE
+from tasks.function_sources import source_digest
 from tasks.launch_plan import MODULES, ROOT
 from training.contract import FileRef, StageResult, StageSpec
 from training.errors import ContractError
@@ -37,12 +38,17 @@ class Role:
 
 @dataclass(frozen=True)
 class Shape:
-    """A stage: config sections that decide its result, inputs, small facts, and which output becomes which material."""
+    """A stage: config sections that decide its result, inputs, small facts, and which output becomes which material.
+
+    `seed`: whose draws it makes. config: the same ones every night; data: others when the data are others; night:
+    others every night.
+    """
 
     sections: tuple[str, ...]
     roles: tuple[Role, ...] = ()
     params: tuple[str, ...] = ()
     makes: tuple[tuple[str, str], ...] = ()
+    seed: Literal["config", "data", "night"] = "config"
 
 
 @dataclass(frozen=True)
@@ -98,11 +104,12 @@ SHAPES: Mapping[str, Shape] = {
         makes=(("snapshot", "snapshot"),),
     ),
     "base": Shape(("data", "models"), (_SNAPSHOT,), makes=(("model", "base"),)),
-    "sft": Shape(("models", "sft"), (_SNAPSHOT, Role.named("base")), makes=(("model", "reference"),)),
+    "sft": Shape(("models", "sft"), (_SNAPSHOT, Role.named("base")), makes=(("model", "reference"),), seed="data"),
     "reward": Shape(
         ("models", "reward"),
         (_SNAPSHOT, _REFERENCE, Role("teacher_base", "teacher_base", optional=True)),
         makes=(("reward_model", "teacher"), ("reward_model", "reward_model")),
+        seed="data",
     ),
     "distill": Shape(
         ("models", "distill"),
@@ -114,11 +121,12 @@ SHAPES: Mapping[str, Shape] = {
             Role("adapter", "continued_student", optional=True),
         ),
         makes=(("reward_model", "reward_model"),),
+        seed="data",
     ),
     "annotate": Shape(
         ("models", "reward", "replay", "rollout"),
         (_SNAPSHOT, _REFERENCE, _REWARD_MODEL),
-        params=("store", "night_index"),
+        params=("store", "night_index", "reward_source"),
         makes=(("view", "view"),),
     ),
     "ppo": Shape(
@@ -131,8 +139,9 @@ SHAPES: Mapping[str, Shape] = {
             Role("adapter", "warm_adapter", optional=True),
             Role("policy", "warm_policy", optional=True),
         ),
-        params=("store", "night_index"),
+        params=("store", "night_index", "reward_source"),
         makes=(("policy", "policy"), ("adapter", "adapter")),
+        seed="night",
     ),
     "evaluate": Shape(
         ("models", "reward", "evaluation"),
@@ -144,8 +153,9 @@ SHAPES: Mapping[str, Shape] = {
             Role("student", "reward_model", optional=True),
             Role("teacher", "teacher", optional=True),
         ),
-        params=("confidence_levels",),
+        params=("confidence_levels", "reward_source", "gold_source"),
         makes=(("report", "report"), ("answers", "answers")),
+        seed="night",
     ),
 }
 """Every stage that runs as a child, in the order of a whole night. Gate and promotion follow in the flow's process."""
@@ -169,7 +179,7 @@ def builds_own_base(config: NightConfig) -> bool:
 
 @dataclass(frozen=True)
 class NightFacts:
-    """What every spec of a night shares."""
+    """What every spec of a night shares. `seeds`: those of the night and of its data; null or absent: the config's."""
 
     night: str
     index: int
@@ -177,6 +187,12 @@ class NightFacts:
     fingerprint: str
     source: str
     config: NightConfig
+    seeds: Mapping[str, int | None] = field(default_factory=dict)
+
+    def seed(self, whose: str) -> int:
+        """The seed of a stage that draws for `whose`: config, data or night."""
+        found = self.seeds.get(whose)
+        return self.config.seed if found is None else found
 
 
 def spec_of(stage: str, facts: NightFacts, materials: Materials) -> StageSpec:
@@ -194,7 +210,7 @@ def spec_of(stage: str, facts: NightFacts, materials: Materials) -> StageSpec:
         stage=stage,
         night=facts.night,
         home=str(facts.home),
-        seed=facts.config.seed,
+        seed=facts.seed(shape.seed),
         config={name: config[name] for name in shape.sections},
         inputs=inputs,
         params={name: _param(name, facts, inputs) for name in shape.params},
@@ -203,14 +219,21 @@ def spec_of(stage: str, facts: NightFacts, materials: Materials) -> StageSpec:
 
 
 def _param(name: str, facts: NightFacts, inputs: Mapping[str, FileRef]) -> Any:
+    config = facts.config
     found: dict[str, Any] = {
         "night_index": facts.index,
         "fingerprint": facts.fingerprint,
         "source": facts.source,
-        "store": str(facts.home / STORE / facts.config.name / _store_name(inputs)),
-        "confidence_levels": sorted({facts.config.evaluation.confidence, *facts.config.gates.confidence_levels}),
+        "store": str(facts.home / STORE / config.name / _store_name(inputs)),
+        "confidence_levels": sorted({config.evaluation.confidence, *config.gates.confidence_levels}),
     }
-    return found[name]
+    return found[name] if name in found else function_facts(config)[name]
+
+
+def function_facts(config: NightConfig) -> dict[str, str | None]:
+    """Digests of the user's own functions: the reward's and the gold reward's; null where there is none."""
+    reward = config.reward.function if config.reward.kind == "function" else None
+    return {"reward_source": source_digest(reward), "gold_source": source_digest(config.evaluation.gold_function)}
 
 
 def _store_name(inputs: Mapping[str, FileRef]) -> str:
