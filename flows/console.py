@@ -145,7 +145,8 @@ def event_words(kind: str, fields: Mapping[str, Any]) -> str:
     told = fields.get("sentence") or fields.get("message")
     if told:
         return f"{kind}: {told}"
-    return f"{kind} " + ", ".join(f"{name} {_short(value)}" for name, value in fields.items())
+    words = ", ".join(f"{name} {_short(value)}" for name, value in fields.items() if name != kind)
+    return f"{kind} {fields[kind]}: {words}" if kind in fields else f"{kind} {words}"
 
 
 def _short(value: Any) -> str:

@@ -14,6 +14,8 @@ from tasks.progress import Progress
 from tasks.summary import NightSummary
 
 _SECONDS = 60.0
+_ORDINARY = frozenset({"validating", "round", "best_round", "early_stop"})
+"""Events that belong to every good night; whatever else a stage tells is a warning."""
 
 
 class FlowLog:
@@ -38,8 +40,9 @@ class FlowLog:
         self._then.stage_moved(stage, step, total, shown)
 
     def stage_event(self, stage: str, kind: str, fields: Mapping[str, Any]) -> None:
-        """Logged as a warning: an attempt died, a guard fired."""
-        self._log.warning("%s: %s", stage, event_words(kind, fields))
+        """Logged; as a warning unless it is ordinary: an attempt died, a guard fired, a checkpoint was refused."""
+        level = logging.INFO if kind in _ORDINARY else logging.WARNING
+        self._log.log(level, "%s: %s", stage, event_words(kind, fields))
         self._then.stage_event(stage, kind, fields)
 
     def stage_ended(self, stage: str, how: str, seconds: float) -> None:
