@@ -15,6 +15,7 @@ from tasks.champion_change import promote_version, register_version
 from tasks.judging import FOLDER, judge
 from tasks.launch import StageRun
 from tasks.launch_plan import LaunchPlan
+from tasks.night_page import night_markdown
 from tasks.night_work import NightWork
 from tasks.promotion import Force, Promotion
 from tasks.reconcile import Reconciled, reconcile
@@ -69,9 +70,7 @@ def promote_task(night: NightWork, version: str, force: Force | None) -> Promoti
 
 @task(name="report", **ACT)
 def report_task(summary: NightSummary) -> None:
-    """The night's page as Prefect artifacts."""
+    """The night's page as Prefect artifacts: to read, and as the one table that the terminal shows."""
     key = summary.night.lower().replace("_", "-").replace(".", "-")
-    create_markdown_artifact(summary.markdown(), key=f"{key}-summary", description=f"Night {summary.night}")
-    rows = [{"stage": line.stage, "seconds": round(line.seconds, 1), "how": line.how} for line in summary.stages]
-    if rows:
-        create_table_artifact(rows, key=f"{key}-stages", description="Seconds a stage")
+    create_markdown_artifact(night_markdown(summary), key=f"{key}-summary", description=f"Night {summary.night}")
+    create_table_artifact(summary.rows(), key=f"{key}-table", description=summary.headline)

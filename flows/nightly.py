@@ -17,9 +17,12 @@ from flows.handover import is_handed_over
 from flows.night_tasks import gate_task, promote_task, reconcile_task, register_task, report_task, stage_task
 from flows.request import NightRequest
 from flows.stopping import leave_if_embedded
+from tasks.act_runs import GATE, PROMOTE, REGISTER, acting
 from tasks.catch_up import catch_up
+from tasks.headline import headline
 from tasks.home import home_of
 from tasks.judging import read_report, stored_decision
+from tasks.moved_home import check_home_in_place
 from tasks.night import NothingToDo, Opened, is_stale, only_night, open_night, same_snapshot_before
 from tasks.night_source import check_source, source_of
 from tasks.night_state import NightBook
@@ -80,7 +83,7 @@ def _run(request: NightRequest, config: NightConfig, home: Path) -> State[Any]:
         config,
         home,
         lambda: check_source(config),
-        lambda: check_tracking(site.tracking_uri, config.registry.reach_timeout_seconds),
+        lambda: _check_mlflow(site, config),
     )
     # 2. What dead processes left open is closed.
     finish_late(site)
@@ -95,6 +98,11 @@ def _run(request: NightRequest, config: NightConfig, home: Path) -> State[Any]:
     if isinstance(opened, NothingToDo):
         return _skipped(opened.reason)
     return _run_opened(request, config, book, site, opened)
+
+
+def _check_mlflow(site: Site, config: NightConfig) -> None:
+    check_tracking(site.tracking_uri, config.registry.reach_timeout_seconds)
+    check_home_in_place(site)
 
 
 def _run_opened(request: NightRequest, config: NightConfig, book: NightBook, site: Site, opened: Opened) -> State[Any]:
@@ -144,10 +152,12 @@ def _work(request: NightRequest, night: NightWork) -> State[Any]:
                 return _skipped_night(night, same)
     # 6. The gate, the registry, the champion.
     report = read_report(Path(night.results["evaluate"].output("report").path))
-    decision = gate_task(night, report)
+    with acting(night, GATE):
+        decision = gate_task(night, report)
     night.note(verdict=decision.verdict)
     with night.warm_serving():
-        version = register_task(night, decision)
+        with acting(night, REGISTER):
+            version = register_task(night, decision)
         reason = _promote(request, night, decision, version)
     publish_judgement(night, report)
     # 7. The page that a person reads.
@@ -180,10 +190,11 @@ def _promote(request: NightRequest, night: NightWork, decision: GateDecision, ve
     if not decision.promote and force is None:
         return None
     try:
-        promote_task(night, version, force)
+        with acting(night, PROMOTE):
+            promote_task(night, version, force)
     except BannedVersion as banned:
         night.note(verdict="FAIL")
-        return f"It is not promoted: {banned.message}."
+        return banned.message
     return None
 
 
@@ -196,10 +207,10 @@ def _report(night: NightWork, report: EvaluationReport | None, decision: GateDec
 
 def _final_state(night: NightWork, decision: GateDecision) -> State[Any]:
     state = night.state
+    told = headline(state, decision)
     if state.promoted:
-        return Completed(message=f"version {state.version} is champion: {decision.sentence}")
-    kept = f"version {state.version} is registered as challenger, the champion stays"
-    told = f"{state.reason or decision.sentence} ({kept})"
+        return Completed(message=told)
+    told += f" (version {state.version} is registered as challenger, the champion stays)"
     return Failed(name=UNDECIDED if decision.verdict == "INCONCLUSIVE" else REJECTED, message=told)
 
 

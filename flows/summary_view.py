@@ -35,7 +35,7 @@ def _stages(summary: NightSummary) -> Table:
     table.add_column("seconds", justify="right")
     table.add_column("")
     for line in summary.stages:
-        table.add_row(line.stage, f"{line.seconds:.1f}", line.how)
+        table.add_row(line.stage, f"{line.seconds:.1f}", line.words)
     table.add_section()
     table.add_row("whole night", f"{summary.seconds:.1f}", "")
     return table
@@ -64,8 +64,8 @@ def _gate(lines: tuple[GateLine, ...]) -> Table:
 def _guards(lines: tuple[GuardLine, ...]) -> Table:
     """The last firings; a warning at every step must not push the verdict off the screen."""
     left_out = len(lines) - _MOST_GUARD_LINES
-    title = f"Guards (the last {_MOST_GUARD_LINES} of {len(lines)}; all are in summary.md)" if left_out > 0 else "Guards"
-    table = Table(title=title, title_justify="left")
+    shown = f" (the last {_MOST_GUARD_LINES} of {len(lines)}; all are in summary.md)" if left_out > 0 else ""
+    table = Table(title=f"Guards{shown}", title_justify="left")
     table.add_column("step", justify="right")
     table.add_column("action", no_wrap=True)
     table.add_column("in words", overflow="fold")

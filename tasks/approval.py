@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tasks.catch_up import catch_up
 from tasks.judging import FOLDER, MARKDOWN
 from tasks.last_config import site_of
 from tasks.night_state import NightBook, NightState
@@ -66,14 +67,21 @@ def promote_approved(undecided: Undecided, force: Force) -> Promotion:
     judged_against = champion.version if champion is not None else None
     night = undecided.state.night
     done = promote(undecided.site, undecided.version, judged_against=judged_against, night=night, force=force)
-    reason = f"approved by {force.who}: {force.why}"
-    undecided.state = undecided.book.change(undecided.state, promoted=True, reason=reason)
+    _write_down(undecided, promoted=True, reason=f"approved by {force.who}: {force.why}")
     return done
 
 
 def refuse(undecided: Undecided, sentence: str) -> None:
     """Write down that a person keeps the champion; the night is then not asked about again."""
-    undecided.state = undecided.book.change(undecided.state, reason=sentence)
+    _write_down(undecided, reason=sentence)
+
+
+def _write_down(undecided: Undecided, **fields: object) -> None:
+    """Keep the answer, and let the night's page in MLflow say it, now or when MLflow is there again."""
+    owed = (*undecided.state.owed, "the answer")
+    undecided.book.change(undecided.state, owed=owed, **fields)
+    catch_up(undecided.book)
+    undecided.state = undecided.book.load(undecided.state.night)
 
 
 def _waits(state: NightState) -> bool:

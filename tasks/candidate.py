@@ -30,10 +30,11 @@ class ServingSettings:
 
 @dataclass(frozen=True)
 class RegisterRun:
-    """Where the short run that logs the version goes: experiment, and tags that tie it to the night's run."""
+    """The short run that logs the version: that of `run_id`, or a new one whose tags tie it to the night's run."""
 
     experiment_id: str
     tags: Mapping[str, str]
+    run_id: str | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ def register_candidate(
                 name=site.model,
                 experiment_id=run.experiment_id,
                 run_tags=dict(run.tags),
+                run_id=run.run_id,
                 version_tags={DIGEST: digest, NIGHT: night},
                 artifacts={role: str(folder.resolve()) for role, folder in files.by_role().items()},
                 settings=settings.stored(),

@@ -149,7 +149,7 @@ def _take_metrics(state: _State, content: dict[str, Any], width: int, cap: int, 
     for name in content.get("nonfinite", ()):
         seen = state.nonfinite.setdefault(name, [step, 0])
         seen[1] += 1
-        parcel.tags[f"nonfinite.{_tag_name(name)}"] = f"{seen[1]} value(s), first at step {seen[0]}"
+        parcel.tags[f"nonfinite.{mlflow_key(name)}"] = f"{seen[1]} value(s), first at step {seen[0]}"
     for name, value in content.items():
         if name in _NOT_METRICS or value is None or isinstance(value, bool) or not isinstance(value, int | float):
             continue
@@ -163,14 +163,14 @@ def _take_event(state: _State, content: dict[str, Any], parcel: _Parcel) -> None
     if kind == "progress":
         return
     rule = content.get("rule") or content.get("name")
-    key = _tag_name(f"{kind}.{rule}" if rule else kind)
+    key = mlflow_key(f"{kind}.{rule}" if rule else kind)
     state.events[key] = state.events.get(key, 0) + 1
     fields = {name: value for name, value in content.items() if name not in ("event", "time")}
     text = f"{state.events[key]} time(s), last: {json.dumps(fields, ensure_ascii=False)}"
     parcel.tags[f"event.{key}"] = text[:_TAG_CHARACTERS]
 
 
-def _tag_name(name: str) -> str:
+def mlflow_key(name: str) -> str:
     """Characters that every MLflow store takes in a key."""
     return re.sub(r"[^A-Za-z0-9_.\-/ ]", "_", name)[:200]
 
@@ -178,7 +178,7 @@ def _tag_name(name: str) -> str:
 def _send(to: Destination, parcel: _Parcel) -> None:
     from mlflow.entities import Metric, RunTag
 
-    metrics = [Metric(_tag_name(name), value, at, step) for name, (step, at, value) in parcel.points]
+    metrics = [Metric(mlflow_key(name), value, at, step) for name, (step, at, value) in parcel.points]
     tags = [RunTag(name, value) for name, value in parcel.tags.items()]
     with answering(to.tracking_uri):
         for batch in _batches(metrics):

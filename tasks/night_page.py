@@ -1,9 +1,99 @@
-"""The run's note: what a person reads first, cut where MLflow would cut it silently."""
+"""A night's page in markdown, for a person who decides in one minute; and the run's note that holds it.
+
+Verdict, figures, one sentence a rule, curves, answers old beside new, details. Each thing is said once.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+from tasks.summary import AnswerLine, GateLine, NightSummary
+from training.evaluation.gate_markdown import plain
+
+_ANSWERS = 3
+_ANSWER_CHARACTERS = 240
+_MODELS = ("new", "champion", "reference", "new - champion", "new - reference")
+
 NOTE_CHARACTERS = 7_900
 """MLflow keeps 8,000 characters of a tag, and the note is one."""
+
+
+def night_markdown(summary: NightSummary, pictures: Mapping[str, str] | None = None) -> str:
+    """The page. `pictures`: what each shows -> where a browser finds it; left out where nothing can show them."""
+    parts = [
+        f"# Night {summary.night}",
+        f"**{plain(summary.headline)}**",
+        _registered(summary),
+        _section("Figures", _figures(summary)),
+        _section("Gate", "\n".join(map(_bullet, summary.gate))),
+        _section("Curves", "\n\n".join(f"![{title}]({place})" for title, place in (pictures or {}).items())),
+        _section("Answers, old beside new", _answers(summary)),
+        _section("Details", _details(summary)),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _registered(summary: NightSummary) -> str:
+    alias = f" (`{summary.alias}`)" if summary.alias else ""
+    version = f"version **{summary.version}** of `{summary.model}`{alias}" if summary.version else "nothing"
+    return f"Registered: {version}. {summary.seconds:.0f} s in all."
+
+
+def _figures(summary: NightSummary) -> str:
+    """Models side by side, without columns that are empty; what belongs to no model below."""
+    rows = [(c.new, c.champion, c.reference, c.over_champion, c.over_reference) for c in summary.comparisons]
+    kept = [number for number, _ in enumerate(_MODELS) if any(row[number] for row in rows)]
+    names = [comparison.name for comparison in summary.comparisons]
+    cells = [[name, *(row[number] for number in kept)] for name, row in zip(names, rows, strict=True)]
+    table = _table(["with 95 % intervals", *(_MODELS[number] for number in kept)], cells)
+    others = "\n".join(f"- {figure.name}: {figure.value}" for figure in summary.figures if not figure.compared)
+    return "\n\n".join(part for part in (table, others) if part)
+
+
+def _bullet(line: GateLine) -> str:
+    label = "" if line.sentence.startswith(line.label) else f"**{plain(line.label)}**: "
+    return f"- {label}{plain(line.sentence)}"
+
+
+def _answers(summary: NightSummary) -> str:
+    """The one that lost most, one from the middle, the one that won most, as the evaluation has ranked them."""
+    answers = summary.answers
+    few = answers if len(answers) <= _ANSWERS else (answers[0], answers[len(answers) // 2], answers[-1])
+    head = ["prompt", f"{summary.old} (old)", "challenger (new)", "reward old", "reward new"]
+    return _table(head, [_answer(answer) for answer in few])
+
+
+def _answer(answer: AnswerLine) -> list[str]:
+    rewards = ["" if reward is None else f"{reward:.3f}" for reward in (answer.old_reward, answer.new_reward)]
+    return [*(_short(text) for text in (answer.prompt, answer.old, answer.new)), *rewards]
+
+
+def _details(summary: NightSummary) -> str:
+    rows = [[line.stage, f"{line.seconds:.1f}", line.words] for line in summary.stages]
+    steps = "\n".join(f"- {_step(step)}" for step in summary.next_steps)
+    fired = [[str(line.step), line.rule, line.action, line.sentence] for line in summary.guards]
+    guards = _table(["step", "guard", "action", "in words"], fired)
+    return "\n\n".join(part for part in (_table(["stage", "seconds", ""], rows), steps, guards) if part)
+
+
+def _step(step: str) -> str:
+    command, _, words = step.partition("    ")
+    return f"`{command}` {words.strip()}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _ANSWER_CHARACTERS else text[: _ANSWER_CHARACTERS - 1] + "…"
+
+
+def _section(title: str, content: str) -> str:
+    return f"## {title}\n\n{content}" if content else ""
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    if not rows:
+        return ""
+    lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(map(plain, row))} |" for row in rows)])
 
 
 def fit_note(markdown: str, whole: str, limit: int = NOTE_CHARACTERS) -> str:

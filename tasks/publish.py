@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tasks.judging import FOLDER, MARKDOWN
+from tasks.act_runs import publish_acts
+from tasks.judging import FOLDER
+from tasks.night_page import night_markdown
 from tasks.night_work import NightWork
 from tasks.review import ReviewFiles, answers_table, night_figures
 from tasks.summary import NightSummary
@@ -30,6 +32,7 @@ def publish_validation(night: NightWork) -> None:
 def publish_judgement(night: NightWork, report: EvaluationReport) -> None:
     """The report and the decision, the numbers that the compare page shows, pictures, and answers old beside new."""
     run = night.tracker.run
+    publish_acts(night)
     night.tracker.attempt("the night's figures", lambda: run.log_metrics(_numbers(report)))
     _artifact(night, night.folder / FOLDER, "gate", None)
     if night.materials.report is not None:
@@ -62,14 +65,12 @@ def _review_files(night: NightWork) -> ReviewFiles:
 
 
 def publish_summary(night: NightWork, summary: NightSummary) -> None:
-    """The page, as the run's note and as a file. The gate's note, where there is one, comes first."""
-    markdown = summary.markdown()
-    (night.folder / SUMMARY).write_text(markdown, encoding="utf-8")
-    decision = night.folder / FOLDER / MARKDOWN
-    note = (decision.read_text(encoding="utf-8") + "\n" if decision.is_file() else "") + markdown
-    night.tracker.attempt("the note", lambda: night.tracker.run.note(note, f"summary/{SUMMARY}"))
+    """The page, as the run's note (with the pictures that the run has by now) and as a file."""
+    (night.folder / SUMMARY).write_text(night_markdown(summary), encoding="utf-8")
+    run = night.tracker.run
+    night.tracker.attempt("the note", lambda: run.note(night_markdown(summary, run.pictures()), f"summary/{SUMMARY}"))
     tags = {"nightjar.verdict": night.state.verdict or night.state.status}
-    night.tracker.attempt("the verdict", lambda: night.tracker.run.tag(tags))
+    night.tracker.attempt("the verdict", lambda: run.tag(tags))
 
 
 def _artifact(night: NightWork, path: Path, folder: str, stage: str | None) -> None:

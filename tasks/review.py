@@ -47,14 +47,17 @@ def night_figures(files: ReviewFiles) -> dict[str, Figure]:
 
 
 def answers_table(samples: Sequence[SampleAnswer]) -> dict[str, list[Any]]:
-    """Columns for MLflow's table view: prompt, then each model's answer and reward; models without any are left out."""
+    """Columns for MLflow's table view: prompt, old answer, new answer side by side, then what else there is.
+
+    Old is the champion, or the reference on the first night. Models without any answer are left out.
+    """
+    first_night = all(sample.champion is None for sample in samples)
+    order = ("reference", "challenger") if first_night else ("champion", "challenger", "reference")
+    answers = {model: [getattr(sample, model) for sample in samples] for model in order}
+    there = [model for model in order if any(answer is not None for answer in answers[model])]
     columns: dict[str, list[Any]] = {"prompt": [sample.prompt for sample in samples]}
-    for model in MODELS:
-        answers = [getattr(sample, model) for sample in samples]
-        if any(answer is not None for answer in answers):
-            columns[model] = answers
-            columns[f"{model}_reward"] = [getattr(sample, f"{model}_reward") for sample in samples]
-    return columns
+    columns |= {model: answers[model] for model in there}
+    return columns | {f"{model}_reward": [getattr(sample, f"{model}_reward") for sample in samples] for model in there}
 
 
 def _training(files: ReviewFiles) -> Figure | None:

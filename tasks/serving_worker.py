@@ -56,6 +56,7 @@ def log_version(
     artifacts: Mapping[str, str],
     settings: Mapping[str, Any],
     max_new_tokens: int,
+    run_id: str | None = None,
 ) -> dict[str, Any]:
     """Log the files in a short run of their own (log_model re-reads a run's whole metric history) and register them."""
     import mlflow
@@ -64,7 +65,8 @@ def log_version(
     mlflow.set_tracking_uri(tracking_uri)
     mlflow.set_registry_uri(tracking_uri)
     client = MlflowClient()
-    run_id = client.create_run(experiment_id, run_name="register", tags=dict(run_tags)).info.run_id
+    if run_id is None:
+        run_id = client.create_run(experiment_id, run_name="register", tags=dict(run_tags)).info.run_id
     with mlflow.start_run(run_id=run_id):
         info = mlflow.pyfunc.log_model(
             name="policy",

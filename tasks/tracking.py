@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.candidate import RegisterRun
-from tasks.delivery import Destination
+from tasks.delivery import Destination, mlflow_key
 from tasks.night_page import fit_note
 from tasks.night_params import compared_params
 from tasks.registry import answering
@@ -111,14 +111,24 @@ class NightRun:
         with answering(self.site.tracking_uri):
             self.site.registry.client.set_terminated(run_id, status=status)
 
-    def log_final(self, run_id: str, metrics: Mapping[str, float | None]) -> None:
+    def finish_act(self, act: str, status: str, metrics: Mapping[str, float], tags: Mapping[str, str]) -> None:
+        """End the run of an act of the night's own process (gate, register, promote) with its numbers and tags."""
+        run_id, client = self.stage_run(act), self.site.registry.client
+        self.log_final(run_id, metrics, prefix="")
+        with answering(self.site.tracking_uri):
+            for name, value in tags.items():
+                client.set_tag(run_id, mlflow_key(name), value)
+            client.set_terminated(run_id, status=status)
+
+    def log_final(self, run_id: str, metrics: Mapping[str, float | None], prefix: str = "final/") -> None:
         """Final numbers of a run. A value that is not finite (null in a result) is a tag, not a number."""
         with answering(self.site.tracking_uri):
             for name, value in metrics.items():
+                key = mlflow_key(f"{prefix}{name}")
                 if value is None or not math.isfinite(value):
-                    self.site.registry.client.set_tag(run_id, f"nonfinite.final.{name}", "not finite")
+                    self.site.registry.client.set_tag(run_id, f"nonfinite.{key.replace('/', '.', 1)}", "not finite")
                 else:
-                    self.site.registry.client.log_metric(run_id, f"final/{name}", value)
+                    self.site.registry.client.log_metric(run_id, key, value)
 
     def log_metrics(self, metrics: Mapping[str, float | None]) -> None:
         """Final numbers of the night, on the parent run: what the compare page shows."""
@@ -167,6 +177,15 @@ class NightRun:
             for name, figure in figures.items():
                 self.site.registry.client.log_figure(self.run_id, figure, f"figures/{name}")
 
+    def pictures(self) -> dict[str, str]:
+        """Pictures that the run has: what each shows -> its address, relative to MLflow's own pages."""
+        with answering(self.site.tracking_uri):
+            found = self.site.registry.client.list_artifacts(self.run_id, "figures")
+        names = sorted(Path(item.path).stem for item in found if item.path.endswith(".png"))
+        return {
+            name.replace("_", " "): f"get-artifact?path=figures%2F{name}.png&run_uuid={self.run_id}" for name in names
+        }
+
     def log_answers(self, columns: Mapping[str, Sequence[Any]], file: str = "answers.json") -> None:
         """A table for MLflow's evaluation view, once: MLflow would append a second time."""
         client = self.site.registry.client
@@ -181,9 +200,9 @@ class NightRun:
             self.site.registry.client.set_tag(self.run_id, NOTE, fit_note(markdown, whole))
 
     def register_run(self) -> RegisterRun:
-        """Where the short run goes that logs the model version."""
+        """The short run that logs the model version: the nested run `register`, where it has been shown already."""
         tags = night_tags(self.site, self.night, "register") | {PARENT: self.run_id}
-        return RegisterRun(self._state.experiment_id, tags)
+        return RegisterRun(self._state.experiment_id, tags, self._state.stages.get("register"))
 
     def finish(self, status: str = "FINISHED") -> None:
         """End the night's run and whatever nested run is still open. The wish is kept, should MLflow be away."""

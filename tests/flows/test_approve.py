@@ -91,6 +91,14 @@ def state_of(nights, index: int = 2):
     return NightBook(nights.home).load(f"fake-{index:04d}")
 
 
+def note_of(nights, night: str) -> str:
+    client = site_of(nights.home).registry.client
+    experiment = client.get_experiment_by_name("nightjar").experiment_id
+    (run,) = client.search_runs([experiment], f"attributes.run_name = '{night}'")
+    assert run.info.status == "FINISHED"
+    return run.data.tags["mlflow.note.content"]
+
+
 def champion(nights) -> str | None:
     return site_of(nights.home).registry.alias(CHAMPION)
 
@@ -111,6 +119,9 @@ def test_yes_promotes_and_says_who_and_why(undecided, promoted) -> None:
     night = state_of(undecided)
     assert (night.promoted, night.verdict) == (True, "INCONCLUSIVE")
     assert "Ada" in night.reason
+    assert night.owed == ()
+    told = "promoted: version 2 is champion; approved by Ada: read thirty answers, all better, although the gate says"
+    assert told in note_of(undecided, "fake-0002")
     assert ask(undecided).name == "Kept", "nobody is asked twice"
 
 
@@ -121,6 +132,7 @@ def test_no_keeps_the_champion_and_is_written_down(undecided, promoted) -> None:
     assert "Ada keeps the champion: too curt" in state.message
     assert (promoted, champion(undecided)) == ([], "1")
     assert state_of(undecided).reason == "Ada keeps the champion: too curt"
+    assert "Ada keeps the champion: too curt" in note_of(undecided, "fake-0002")
     assert "no night waits" in ask(undecided).message
 
 

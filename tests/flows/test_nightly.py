@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
+from pathlib import Path
+from uuid import UUID
 
 import pytest
+from prefect import get_client
+from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
+from prefect.logging.handlers import APILogHandler
 
 from tasks.last_config import site_of
 from tasks.night import only_night
@@ -12,6 +19,7 @@ from tasks.night_state import NightBook
 from tasks.registry import CHALLENGER, CHAMPION
 
 pytestmark = pytest.mark.usefixtures("light_registry")
+ACTS = ["gate", "register", "promote"]
 STAGES = ["validate", "base", "sft", "reward", "distill", "annotate", "ppo", "evaluate"]
 
 
@@ -19,14 +27,29 @@ def state_of(nights, index: int):
     return NightBook(nights.home).load(f"fake-{index:04d}")
 
 
+def spec_of(nights, index: int, stage: str) -> dict:
+    return json.loads((nights.home / f"runs/fake-{index:04d}/{stage}/spec.json").read_text())
+
+
 def inputs_of(nights, index: int, stage: str) -> dict[str, str]:
-    spec = json.loads((nights.home / f"runs/fake-{index:04d}/{stage}/spec.json").read_text())
-    return {role: ref["sha256"] for role, ref in spec["inputs"].items()}
+    return {role: ref["sha256"] for role, ref in spec_of(nights, index, stage)["inputs"].items()}
 
 
 def output_of(nights, index: int, stage: str, role: str) -> str:
     result = json.loads((nights.home / f"runs/fake-{index:04d}/{stage}/result.json").read_text())
     return result["outputs"][role]["sha256"]
+
+
+def logs_of(flow_run_id: str) -> list[tuple[int, str]]:
+    """(level, message) of everything that Prefect's page shows for a flow run."""
+
+    async def read():
+        async with get_client() as client:
+            wanted = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[UUID(flow_run_id)]))
+            return await client.read_logs(wanted, limit=200)
+
+    APILogHandler().flush()
+    return [(log.level, log.message) for log in asyncio.run(read())]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +70,8 @@ def test_the_first_night_promotes_and_shows_its_page(chain) -> None:
     assert state_of(nights, 1).promoted
     page = heard[0].pages[-1]
     assert (page.version, page.alias) == ("1", "champion")
-    assert [line.stage for line in page.stages] == STAGES
+    assert [line.stage for line in page.stages] == [*STAGES, *ACTS]
+    assert page.headline == "promoted: version 1 is champion; the one blocking rule holds"
     shown = {figure.name: figure.value for figure in page.figures}
     assert shown["teacher accuracy on held-out pairs"] == "0.810"
     assert shown["student-teacher KL on held-out pairs"] == "0.012 nats"
@@ -83,21 +107,74 @@ def test_runs_in_mlflow_are_nested_and_ended(chain) -> None:
     assert {run.info.status for run in runs} == {"FINISHED"}
     first = {run.info.run_name: run for run in runs if run.data.tags["nightjar.night"] == "fake-0001"}
     parent = first.pop("fake-0001")
-    assert set(first) == set(STAGES)
+    assert set(first) == {*STAGES, *ACTS}
     assert {run.data.tags["mlflow.parentRunId"] for run in first.values()} == {parent.info.run_id}
     assert first["ppo"].data.metrics["loss"] == pytest.approx(1 / 3)
     assert parent.data.metrics["final/gold_reward"] > 0.3
     note = parent.data.tags["mlflow.note.content"]
-    assert note.index("Gate") < note.index("Figures"), "the verdict comes first"
+    parts = ["promoted: version 1 is champion", "## Figures", "## Gate", "## Details"]
+    assert sorted(parts, key=note.index) == parts
+    assert note.count("95 % interval [") == 1, "the one rule is said once"
+    for stage in STAGES:
+        memory, seconds = (first[stage].data.metrics[f"final/{name}"] for name in ("peak_memory_mb", "wall_seconds"))
+        assert memory > 10, stage
+        assert seconds > 0, stage
     assert parent.inputs.dataset_inputs[0].dataset.name == "preferences"
+
+
+def test_gate_register_and_promote_have_runs_of_their_own(chain) -> None:
+    nights, _, _ = chain
+    client = site_of(nights.home).registry.client
+    (experiment,) = [client.get_experiment_by_name("nightjar").experiment_id]
+    runs = client.search_runs([experiment], "tags.`nightjar.night` = 'fake-0002'")
+    gate, register, promote = (next(r for r in runs if r.info.run_name == act) for act in ACTS)
+    assert all(run.data.metrics["seconds"] > 0 for run in (gate, register, promote))
+    assert {run.data.tags["nightjar.verdict"] for run in (gate, register, promote)} == {"PASS"}
+    decision = json.loads((nights.home / "runs/fake-0002/gate/decision.json").read_text())
+    (check,) = decision["rules"][-1]["checks"]
+    label = decision["rules"][-1]["label"]
+    logged = {name: gate.data.metrics[f"{label}/{name}"] for name in ("value", "low", "high", "limit", "passed")}
+    assert logged == {**{name: check[name] for name in ("value", "low", "high", "limit")}, "passed": 1.0}
+    assert gate.data.tags[f"rule.{label}"] == "PASS"
+    stored = client.download_artifacts(gate.info.run_id, "gate/decision.json")
+    assert json.loads(Path(stored).read_text()) == decision
+    assert (register.data.tags["nightjar.version"], register.data.tags["nightjar.alias"]) == ("2", "challenger")
+    assert (promote.data.tags["nightjar.version"], promote.data.tags["nightjar.alias"]) == ("2", "champion")
+    assert promote.data.tags["nightjar.previous"] == "1"
+
+
+def test_a_good_night_warns_of_nothing_in_prefect(chain) -> None:
+    nights, _, _ = chain
+    told = logs_of(state_of(nights, 1).flow_run_id)
+    assert any("ppo starts, attempt 1" in message for _, message in told)
+    assert (logging.INFO, "ppo: round 0: answers 3") in told
+    assert [message for level, message in told if level >= logging.WARNING] == []
+
+
+def test_each_night_draws_anew_and_its_evaluation_prompts_stay(chain) -> None:
+    nights, _, _ = chain
+    seeds = {index: {stage: spec_of(nights, index, stage)["seed"] for stage in STAGES[3:]} for index in (1, 2)}
+    for stage in ("reward", "distill", "ppo", "evaluate"):
+        assert seeds[1][stage] != seeds[2][stage], stage
+    assert {spec_of(nights, index, "validate")["seed"] for index in (1, 2)} == {0}
+    assert seeds[2]["ppo"] == state_of(nights, 2).seed
+    assert seeds[2]["reward"] == state_of(nights, 2).data_seed
+    assert "frozen_evaluation" in inputs_of(nights, 2, "validate")
 
 
 def test_artifacts_in_prefect_hold_the_page(chain) -> None:
     from prefect.artifacts import Artifact
 
+    _, _, heard = chain
     artifact = Artifact.get("fake-0001-summary")
     assert artifact is not None
     assert "gold reward" in artifact.data
+    table = Artifact.get("fake-0001-table")
+    assert table is not None
+    assert json.loads(table.data) == heard[0].pages[-1].rows()
+    assert {row["part"] for row in json.loads(table.data)} == {
+        "verdict", "stage", "figure", "gate", "registered", "next"
+    }  # fmt: skip
 
 
 def test_a_worse_policy_is_kept_back_until_somebody_forces_one(nights, monkeypatch) -> None:
@@ -134,6 +211,8 @@ def test_a_failed_night_goes_on_and_a_killed_trainer_is_started_again(nights, mo
     assert nights.starts("sft") == 1, "nothing is trained twice"
     assert nights.starts("ppo") == 2
     assert state_of(nights, 1).promoted
+    (ppo,) = [row for row in nights.heard.pages[-1].rows() if row["what"] == "ppo"]
+    assert ppo["in words"] == "done, 2 attempts", "retries are seen in the table"
 
 
 def test_refused_before_any_compute_with_every_problem_at_once(nights, tmp_path) -> None:

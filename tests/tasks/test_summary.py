@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
 from configs.schema import NightConfig
+from tasks.headline import headline
 from tasks.model_store import find_model, keep_model
+from tasks.night_page import night_markdown
 from tasks.night_state import NightState, StageNote
 from tasks.progress import MetricsTail, Silent, listener, listening
-from tasks.summary import summarise, with_interval
+from tasks.report_figures import with_interval
+from tasks.summary import NightSummary, summarise
 from training.contract import StageResult, file_ref
 from training.evaluation.gate import decide
 from training.evaluation.report import Estimate, EvaluationReport, Interval, MetricBuilder, ModelDigest
@@ -61,11 +66,8 @@ def test_page_of_a_promoted_night() -> None:
     assert figures["teacher accuracy on held-out pairs"] == "0.800"
     assert figures["student accuracy on held-out pairs"] == "not measured", "a missing number is never 0"
     assert figures["reward, new policy minus reference"].startswith("+0.500 [")
-    assert page.gate[-1].verdict == "PASS"
-    assert page.gate[-1].sentence == decision.rules[-1].sentence
-    shown = page.markdown()
-    assert shown.index("## Gate") < shown.index("## Figures") < shown.index("## Stages")
-    assert "version **3** of `nightjar-policy` (`champion`)" in shown
+    assert [(line.verdict, line.sentence) for line in page.gate] == [("PASS", r.sentence) for r in decision.rules[::-1]]
+    assert page.headline == "promoted: version 3 is champion; the one blocking rule holds"
 
 
 def test_page_of_a_refused_and_of_a_failed_night() -> None:
@@ -75,8 +77,8 @@ def test_page_of_a_refused_and_of_a_failed_night() -> None:
     assert page.alias == "challenger"
     assert any("gate explain n-0001" in step for step in page.next_steps)
     failed = summarise(state_of(status="failed", reason="disk full"), config_of(), {})
+    assert page.headline == f"not promoted: {decision.sentence}"
     assert failed.headline == "failed: disk full"
-    assert "Registered: nothing" in failed.markdown()
 
 
 def test_every_firing_of_a_guard_is_a_line_of_the_page(tmp_path: Path) -> None:
@@ -89,18 +91,67 @@ def test_every_firing_of_a_guard_is_a_line_of_the_page(tmp_path: Path) -> None:
     notes = {"ppo": StageNote(how="failed", seconds=1.0, directory=str(tmp_path))}
     page = summarise(state_of(status="failed", reason="stopped by a guard", stages=notes), config_of(), {})
     assert [line.step for line in page.guards] == [*range(1, 21), 20]
-    shown = page.markdown()
+    shown = night_markdown(page)
     assert "| 7 | kl_ref > 0.2 | warn | look 7 |" in shown
     assert "the state of step 8 is back, the rest of round 3 is given up" in shown
+    assert "step 7: look 7" in [row["in words"] for row in page.rows() if row["part"] == "guard"]
     quiet = summarise(state_of(), config_of(), {"ppo": result("ppo", rollbacks=2.0)})
     assert quiet.guards == ()
     assert ("rollbacks by guards", "2") in [(figure.name, figure.value) for figure in quiet.figures]
 
 
-def test_table_cells_cannot_break_the_table() -> None:
-    state = state_of(status="failed", reason="x", stages={"a|b": StageNote(how="done", seconds=1)})
-    page = summarise(state, config_of(), {})
-    assert "a\\|b" in page.markdown()
+def test_the_headline_says_what_happened_and_not_what_the_gate_allows() -> None:
+    gates = config_of().gates
+    good, bad = decide(report_of(0.5), gates, has_champion=False), decide(report_of(-0.5), gates, has_champion=False)
+    promoted = state_of(status="finished", verdict="PASS", version="3", promoted=True)
+    assert "may become" in good.sentence, "the gate speaks before anything has happened"
+    assert "may become" not in headline(promoted, good)
+    assert headline(promoted, bad).startswith("promoted: version 3 is champion; forced by a person, although the gate")
+    banned = state_of(status="finished", verdict="FAIL", version="3", reason="version 3 was rolled back before")
+    assert headline(banned, good) == (
+        "not promoted, although the one blocking rule holds: version 3 was rolled back before"
+    )
+
+
+def test_the_table_says_all_that_the_terminal_shows() -> None:
+    """Whatever the last screen of a night says stands in a cell of the artifact as well."""
+    from rich.console import Console
+
+    from flows.summary_view import summary_view
+
+    report = report_of(0.5)
+    decision = decide(report, config_of().gates, has_champion=False)
+    stages = {"sft": StageNote(how="reused", seconds=0), "ppo": StageNote(how="done", seconds=42, attempts=2)}
+    acts = {"gate": StageNote(how="done", seconds=0.25), "promote": StageNote(how="done", seconds=7.5)}
+    state = state_of(status="finished", verdict="PASS", version="3", promoted=True, stages=stages, acts=acts)
+    results = {"reward": result("reward", accuracy=0.8), "distill": result("distill", student_teacher_kl=0.01)}
+    page = summarise(state, config_of(), results | {"ppo": result("ppo", rollbacks=2.0)}, report, decision)
+    console = Console(width=400, record=True, file=StringIO())
+    console.print(summary_view(page))
+    screen = console.export_text()
+    cells = {cell for row in page.rows() for cell in row.values() if cell}
+    told = cells - {"verdict", "stage", "figure", "gate", "registered", "next"}
+    for cell in told - {f"{seconds} s" for seconds in ("0.0", "42.0", "0.2", "7.5", "60.0")}:
+        assert cell in screen, cell
+    words = {(row["what"], row["value"], row["in words"]) for row in page.rows() if row["part"] == "stage"}
+    assert ("ppo", "42.0 s", "done, 2 attempts") in words
+    assert ("promote", "7.5 s", "done") in words
+    assert ("rollbacks by guards", "2") in {(row["what"], row["value"]) for row in page.rows()}
+    for line in filter(str.strip, screen.splitlines()):
+        parts = [part.strip() for part in re.split(r"[│┃╭╮╰╯┏┡└┴─━┓┩┘┬┳╇┼├┤]+|  +", line) if part.strip()]
+        for part in parts:
+            assert part in _TITLES or any(part in cell for cell in cells | _with_units(page)), part
+
+
+_TITLES = {
+    "Stages", "stage", "seconds", "Figures (95 % intervals)", "figure", "value", "Gate", "rule", "verdict", "in words",
+    "night n-0001",
+}  # fmt: skip
+
+
+def _with_units(page: NightSummary) -> set[str]:
+    """The line on the version, which the table has in three cells."""
+    return {f"registered: version {page.version} of {page.model}, alias {page.alias}"}
 
 
 def test_interval_is_the_95_percent_one_or_none() -> None:

@@ -22,14 +22,14 @@ def decision_markdown(decision: GateDecision) -> str:
     ordered = most_urgent_first(decision.rules)
     parts = [
         f"## Gate: {_HEADLINES[decision.verdict]}",
-        f"**{_plain(decision.sentence)}**",
+        f"**{plain(decision.sentence)}**",
         *_bullets("Stands in the way", [rule for rule in ordered if rule.blocks]),
         *_bullets("Told, does not block", decision.told),
         *_bullets("Holds", [rule for rule in ordered if rule.verdict == "PASS"]),
         *_bullets("Skipped", [rule for rule in decision.rules if rule.verdict == "SKIPPED"]),
         "### Numbers",
         _table(decision),
-        f"Night `{_plain(decision.night)}`, challenger `{decision.challenger[:12]}`, champion `{champion}`, "
+        f"Night `{plain(decision.night)}`, challenger `{decision.challenger[:12]}`, champion `{champion}`, "
         f"report `{decision.report_digest[:12]}`, rules `{decision.gates_digest[:12]}`.",
     ]
     return "\n\n".join(parts) + "\n"
@@ -38,7 +38,7 @@ def decision_markdown(decision: GateDecision) -> str:
 def _bullets(title: str, rules: Sequence[RuleOutcome]) -> list[str]:
     if not rules:
         return []
-    return [f"### {title}", "\n".join(f"- **{_plain(rule.label)}**: {_plain(rule.sentence)}" for rule in rules)]
+    return [f"### {title}", "\n".join(f"- **{plain(rule.label)}**: {plain(rule.sentence)}" for rule in rules)]
 
 
 def _table(decision: GateDecision) -> str:
@@ -51,8 +51,8 @@ def _table(decision: GateDecision) -> str:
 def _row(rule: RuleOutcome, check: CheckOutcome) -> str:
     exact = check.low == check.high == check.value
     cells = [
-        _plain(rule.label),
-        _plain(check.scope or "all"),
+        plain(rule.label),
+        plain(check.scope or "all"),
         check.kind,
         _shown(check.value),
         "exact" if exact else f"{_shown(check.low)} to {_shown(check.high)}",
@@ -67,7 +67,7 @@ def _shown(value: float | None) -> str:
     return "" if value is None else number(value)
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Text from data or config as text: no line breaks, and nothing that markdown or HTML would act on."""
     flat = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
     escaped = "".join(f"\\{sign}" if sign in "\\`*|" else sign for sign in flat)

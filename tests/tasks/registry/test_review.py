@@ -78,8 +78,15 @@ def test_drawing_leaves_pyplot_alone(files: ReviewFiles) -> None:
 
 def test_answers_old_beside_new_without_empty_models() -> None:
     columns = answers_table(SAMPLES)
-    assert list(columns) == ["prompt", "reference", "reference_reward", "challenger", "challenger_reward"]
+    assert list(columns) == ["prompt", "reference", "challenger", "reference_reward", "challenger_reward"]
     assert columns["challenger"] == ["2", "4"]
+
+
+def test_the_champion_stands_beside_the_challenger_and_rewards_come_after() -> None:
+    columns = answers_table([sample.model_copy(update={"champion": "7"}) for sample in SAMPLES])
+    answers, rewards = ["champion", "challenger", "reference"], ["champion_reward", "challenger_reward"]
+    assert list(columns) == ["prompt", *answers, *rewards, "reference_reward"]
+    assert columns["champion"] == ["7", "7"]
 
 
 def test_review_arrives_in_mlflow_once(site: Site, experiment: str, files: ReviewFiles) -> None:
@@ -92,6 +99,8 @@ def test_review_arrives_in_mlflow_once(site: Site, experiment: str, files: Revie
     stored = client.download_artifacts(night.run_id, "answers.json")
     table = json.loads(Path(stored).read_text())
     assert len(table["data"]) == 2
+    assert table["columns"][:3] == ["prompt", "reference", "challenger"], "old beside new also in MLflow"
+    assert list(night.pictures()) == ["answer lengths", "calibration", "gold against proxy", "reward and kl"]
     assert {f.path for f in client.list_artifacts(night.run_id, "figures")} == {
         f"figures/{name}" for name in night_figures(files)
     }
