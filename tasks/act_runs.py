@@ -5,6 +5,7 @@ Everything is read from the night's state and its files, so it can be sent late,
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,7 +37,7 @@ def acting(night: NightWork, act: str) -> Iterator[None]:
 def publish_acts(night: NightWork) -> None:
     """Figures, tags and files of every act so far; ends their runs."""
     for act, note in night.state.acts.items():
-        night.tracker.attempt(f"results of {act}", lambda act=act, note=note: _publish(night, act, note))
+        night.tracker.attempt(f"results of {act}", functools.partial(_publish, night, act, note))
 
 
 def rule_metrics(decision: GateDecision) -> dict[str, float]:

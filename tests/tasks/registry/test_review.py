@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tasks.mlflow_client import connect
@@ -123,6 +123,7 @@ def test_a_table_is_not_cut_down_to_its_head() -> None:
     assert "---" not in fit_note(page, "w", limit=160)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.text(alphabet="ab|# -", max_size=60), max_size=60), st.integers(150, 900))
 def test_a_note_is_never_longer_than_its_limit(lines: list[str], limit: int) -> None:
     page = "\n".join(lines)
