@@ -38,7 +38,8 @@ def test_mlflow_lets_in_who_has_an_account(start, port: int, tmp_path: Path, mon
     accounts.write_text(
         "[mlflow]\ndefault_permission = NO_PERMISSIONS\n"
         f"database_uri = sqlite:///{tmp_path}/accounts.db\nadmin_username = admin\n"
-        "admin_password = pl4nted-password\nauthorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
+        "admin_password = pl4nted-password\n"
+        "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
     )
     settings = {"MLFLOW_AUTH_CONFIG_PATH": str(accounts), "MLFLOW_FLASK_SERVER_SECRET_KEY": "pl4nted-key"}
     store = f"sqlite:///{tmp_path}/mlflow.db"

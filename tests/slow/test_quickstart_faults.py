@@ -70,7 +70,7 @@ def gold(loop: PPOLoop, network: Network) -> np.ndarray:
 
 
 def assert_recovered(loop: PPOLoop, watch: Watch, rule: str, name: str) -> None:
-    """The rule fired, its rollback was exact (`Watch` compared), the run went on, the end is no worse than the start."""
+    """The rule fired, its rollback was exact (`Watch` compared), the run went on and ended no worse than it began."""
     assert rule in fired(loop)
     assert watch.seen, "nothing was rolled back"
     assert any(event["rule"] in fired(loop) for event in events(loop, "rollback"))

@@ -17,7 +17,7 @@ class Size(NamedTuple):
 
 
 def first_fit(lengths: Sequence[int], width: int) -> list[int]:
-    """The row of each sequence: the first one of `width` tokens with room for it. Johnson 1973: at most 1.7 x the best."""
+    """The row of each sequence: the first of `width` tokens with room for it. Johnson 1973: at most 1.7 x the best."""
     rows = _Rows(width)
     return [rows.add(length) for length in lengths]
 

@@ -133,7 +133,8 @@ class Updater:
         ratio = torch.exp((log_probs - old).clamp(-20, 20))
         return {
             "policy_loss": Mean(float(found.loss.detach()), share), "actor_loss": Mean(float(loss.detach()), share),
-            "clip_frac": Mean(float(found.clip_frac), share), "clip_frac_lower": Mean(float(found.clip_frac_lower), share),
+            "clip_frac": Mean(float(found.clip_frac), share),
+            "clip_frac_lower": Mean(float(found.clip_frac_lower), share),
             "approx_kl": Mean(float(found.approx_kl), share), "entropy": token_mean(entropy, mask, batch),
             "ratio_mean": token_mean(ratio, mask, batch), "ratio_gap": token_mean((ratio - 1).abs(), mask, batch),
         } | self._drift(log_probs, rows, data, mask, batch)  # fmt: skip

@@ -61,7 +61,7 @@ def gold_at(points: Sequence[Point], kl: float) -> float:
 
 
 def needed(points: Sequence[Point], axis: str, target: float) -> float:
-    """How much of `axis` (fresh, updates, seconds) a run took until gold first reached `target`; NaN if it never did."""
+    """How much of `axis` (fresh, updates, seconds) a run took until gold first reached `target`; NaN if never."""
     for before, after in itertools.pairwise(points):
         if after.gold >= target:
             share = 1.0 if after.gold == before.gold else (target - before.gold) / (after.gold - before.gold)

@@ -1,4 +1,4 @@
-"""DPO on a cell: TRL in an environment of its own, from the same reference, on the same pairs, within the same budget."""
+"""DPO on a cell: TRL in an environment of its own, from the same reference, on the same pairs, in the same budget."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ class Worker:
         self.log, self._stream = log, log.open("ab")
         environment = os.environ | {"TQDM_DISABLE": "1", "HF_DATASETS_CACHE": str(log.parent / "datasets")}
         self._child = subprocess.Popen(
-            [str(python), "-P", str(CHILD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stream, text=True,
+            [str(python), "-P", str(CHILD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stream,
+            text=True,
             env=environment,
         )  # fmt: skip
 

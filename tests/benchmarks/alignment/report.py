@@ -30,7 +30,8 @@ def _noise_section(runs: Runs, noise: float) -> str:
         return ""
     lines = [
         f"### {noise:.0%} of the labels flipped", "",
-        "| variant | seeds | gold | KL, nats a token | gold minus best DPO, same seed | updates | fresh samples | CPU s |",
+        "| variant | seeds | gold | KL, nats a token | gold minus best DPO, same seed "
+        "| updates | fresh samples | CPU s |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |", _reference_row(runs),
     ]  # fmt: skip
     best = best_dpo(runs)

@@ -1,4 +1,4 @@
-"""What is compared, as data: config values over configs/quickstart.yaml, and the learning rates that DPO may choose from."""
+"""What is compared, as data: config values over configs/quickstart.yaml, and DPO's choice of learning rates."""
 
 from __future__ import annotations
 

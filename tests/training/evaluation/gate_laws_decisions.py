@@ -1,4 +1,4 @@
-"""Laws of the decision as a whole: which rules decide, what a first version skips, what is an error; see gate_laws.py."""
+"""Laws of the decision as a whole: which rules decide, what a first version skips, what is an error (gate_laws.py)."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def loop_of(directory: Path) -> PPOLoop:
 
 @pytest.fixture
 def build_loop(tmp_path: Path, night: Path, ppo_inputs: dict[str, Path]) -> BuildLoop:
-    """`build_loop(name, **sections)`: a fresh loop in a folder of that name; sections and inputs replace the tiny ones."""
+    """`build_loop(name, **sections)`: a fresh loop in a folder of that name; sections, inputs replace the tiny ones."""
 
     def build(name: str = "ppo", inputs: dict[str, Path] | None = None, **sections: Section) -> PPOLoop:
         return loop_of(write_stage(tmp_path / name, "ppo", inputs or ppo_inputs, store_params(night), **sections))

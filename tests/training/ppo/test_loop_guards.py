@@ -182,7 +182,8 @@ def test_a_rule_on_perplexity_without_texts_to_read_is_refused_before_any_step(t
         bare = changed_rows(split, bare, tmp_path / split, lambda rows: [row | {"chosen": None} for row in rows])
     ppo_inputs = ppo_inputs | {"snapshot": bare}
     rules = [rule for rule in default_rules() if rule.metric in ("perplexity", "kl_ref")]
-    with pytest.raises(ConfigError, match=r"'perplexity > 1.2' watches 'perplexity', which this stage does not measure"):
+    told = r"'perplexity > 1.2' watches 'perplexity', which this stage does not measure"
+    with pytest.raises(ConfigError, match=told):
         build_loop(inputs=ppo_inputs, guards=guarded(*rules))
     build_loop("without", inputs=ppo_inputs, guards=guarded(*(rule for rule in rules if rule.metric == "kl_ref")))
 
