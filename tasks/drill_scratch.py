@@ -51,13 +51,14 @@ class Scratch:
     def make(cls, on_server: bool) -> Scratch:
         """A fresh home; nothing is contacted yet. Raises NightjarError when a server is wanted and none is named."""
         if on_server and not os.environ.get(SERVER):
-            raise NightjarError(f"{SERVER} names no server", f"set {SERVER}, or leave --server out for a drill on SQLite")
+            raise NightjarError(f"{SERVER} names no server", f"set {SERVER}, or leave --server out to drill on SQLite")
         name = f"nightjar-drill-{uuid.uuid4().hex[:8]}"
         home = Path(tempfile.mkdtemp(prefix=f"{name}-")).resolve()
         # Named outright, since the variable would otherwise win over the database in the home.
         uri = None if on_server else f"sqlite:///{home / DATABASE}"
         config = RegistryConfig(
-            model=name, experiment=name, tracking_uri=uri, verify_prompts=list(_PROMPTS), verify_max_new_tokens=_NEW_TOKENS
+            model=name, experiment=name, tracking_uri=uri, verify_prompts=list(_PROMPTS),
+            verify_max_new_tokens=_NEW_TOKENS,
         )
         return cls(Site.open(home, config), on_server)
 
