@@ -63,13 +63,15 @@ class GuardRule(Section):
 def default_rules() -> list[GuardRule]:
     """The limits that users come with (stable preset)."""
     halve = Mitigation(kind="reduce_lr")
+    # A rate that runs away may be a hundred times too high: two rollbacks must be enough to bring it back.
+    tenth = Mitigation(kind="reduce_lr", factor=0.1)
     return [
         GuardRule(metric="loss", op="nonfinite", action="rollback", then=halve),
         GuardRule(metric="grad_norm", op="nonfinite", action="rollback", then=halve),
         GuardRule(metric="critic_grad_norm", op="nonfinite", action="rollback", then=halve),
         GuardRule(metric="reward_clip_frac", op=">", threshold=0.4, action="rollback", then=halve),
         GuardRule(metric="kl_ref", op=">", threshold=0.2, action="warn"),
-        GuardRule(metric="kl_ref", op=">", threshold=0.3, action="rollback", then=halve),
+        GuardRule(metric="kl_ref", op=">", threshold=0.3, action="rollback", then=tenth),
         GuardRule(metric="advantage_variance", op="<", threshold=0.1, action="warn"),
         GuardRule(metric="effective_sample_fraction", op="<", threshold=0.8, action="warn"),
         GuardRule(metric="kl_behavior", op=">", threshold=0.02, action="warn"),

@@ -90,6 +90,12 @@ def assert_recovered(loop: PPOLoop, watch: Watch, rule: str, name: str) -> None:
     assert best["kl_ref"] <= 0.3
 
 
+def test_a_learning_rate_a_hundred_times_too_high(build: Build, quickstart: QuickstartNight) -> None:
+    loop, watch = build(actor_lr=100 * quickstart.config.ppo.actor_lr)
+    loop.run()
+    assert_recovered(loop, watch, "kl_ref > 0.3", "rate x 100")
+
+
 def test_rewards_a_million_times_too_large(build: Build) -> None:
     loop, watch = build()
     collect = loop.parts.rollouts.collect
@@ -105,12 +111,6 @@ def test_rewards_a_million_times_too_large(build: Build) -> None:
     assert [event["round"] for event in events(loop, "rollback")] == [BAD_ROUND]
     assert all(abs(answer.score) < 1e3 for answer in loop.state.pool.fresh), "poisoned answers stayed"
     assert_recovered(loop, watch, "reward_clip_frac > 0.4", "reward x 1e6")
-
-
-def test_a_learning_rate_a_hundred_times_too_high(build: Build, quickstart: QuickstartNight) -> None:
-    loop, watch = build(actor_lr=100 * quickstart.config.ppo.actor_lr)
-    loop.run()
-    assert_recovered(loop, watch, "kl_ref > 0.3", "rate x 100")
 
 
 def test_a_gradient_that_is_not_a_number(build: Build) -> None:

@@ -74,6 +74,13 @@ MUTANTS = [
         "weights forgotten", "policy_loss", "weighted(token_loss, weights, response_mask)", "token_loss", "policy_loss"
     ),
     # value loss
+    Mutant(
+        "value weights forgotten",
+        "value_loss",
+        "weighted(0.5 * squared_error, weights, response_mask)",
+        "0.5 * squared_error",
+        "value_loss",
+    ),
     Mutant("value loss without its half", "value_loss", "0.5 * squared_error", "squared_error", "value_loss"),
     Mutant(
         "optimistic value clip",
@@ -111,6 +118,13 @@ MUTANTS = [
     ),
     Mutant(
         "margin added", "preference_loss", "score_gap - margin.detach()", "score_gap + margin.detach()", "bradley_terry"
+    ),
+    Mutant(
+        "preference weights forgotten",
+        "preference_loss",
+        "per_pair = per_pair * weights.detach().float()",
+        "per_pair = per_pair * 1.0",
+        "bradley_terry",
     ),
     Mutant("smoothing without bias correction", "preference_loss", " / (1 - 2 * label_smoothing)", "", "bradley_terry"),
     Mutant(
