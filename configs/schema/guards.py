@@ -69,7 +69,9 @@ def default_rules() -> list[GuardRule]:
         GuardRule(metric="loss", op="nonfinite", action="rollback", then=halve),
         GuardRule(metric="grad_norm", op="nonfinite", action="rollback", then=halve),
         GuardRule(metric="critic_grad_norm", op="nonfinite", action="rollback", then=halve),
-        GuardRule(metric="reward_clip_frac", op=">", threshold=0.4, action="rollback", then=halve),
+        # A sound score lies beyond five standard deviations next to never. Fresh answers may be a third of a round or
+        # less, so that a limit of a half would let a round pass in which every one of them is damaged.
+        GuardRule(metric="reward_clip_frac", op=">", threshold=0.1, action="rollback", then=halve),
         GuardRule(metric="kl_ref", op=">", threshold=0.2, action="warn"),
         GuardRule(metric="kl_ref", op=">", threshold=0.3, action="rollback", then=tenth),
         GuardRule(metric="advantage_variance", op="<", threshold=0.1, action="warn"),

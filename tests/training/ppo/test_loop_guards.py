@@ -14,7 +14,7 @@ from tests.training.ppo.conftest import BuildLoop
 from tests.training.ppo.test_loop import events, lines, steps
 from tests.training.ppo.watching import HALVE, LIMIT, LONG, assert_sound, fired, guarded, watched
 from tests.training.snapshots import changed_rows
-from tests.training.stages import PPO, run_here, write_stage
+from tests.training.stages import PPO, REPLAY, run_here, write_stage
 from training.errors import ConfigError
 from training.models.sampling import Sample, sample_responses
 from training.ppo.loop import PPOLoop
@@ -61,6 +61,20 @@ def test_poisoned_rewards_fire_a_rule_that_everybody_has(build_loop: BuildLoop):
     assert [event["round"] for event in events(loop, "rollback")] == [2]
     assert watch.seen == [8]
     assert_sound(loop)
+
+
+def test_poison_in_a_few_of_a_rounds_answers_fires_it_as_well(build_loop: BuildLoop):
+    """Most of the round comes from the store: three of its sixteen answers are tonight's."""
+    rules = [rule for rule in default_rules() if rule.metric == "reward_clip_frac"]
+    loop, watch = watched(build_loop, *rules, replay=REPLAY.model_copy(update={"stored_share": 0.8}))
+    object.__setattr__(loop.parts.maker.scale, "std", 100.0)
+    poison_round(loop, 2)
+    loop.run()
+    poisoned = [event["reward_clip_frac"] for event in events(loop, "round")]
+    assert poisoned[:2] + poisoned[3:] == [0.0] * 3
+    assert poisoned[2] == 3 / 16
+    assert [event["round"] for event in events(loop, "rollback")] == [2]
+    assert watch.seen == [8]
 
 
 def test_a_learning_rate_a_hundred_times_too_high_is_brought_down(build_loop: BuildLoop):
