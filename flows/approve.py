@@ -16,7 +16,7 @@ from prefect.states import Completed, Failed, Running
 from pydantic import Field
 
 from configs.errors import NightjarError
-from flows.forms import Blocks, Form, Home
+from flows.forms import Blocks, Chain, Form, Home
 from flows.night_tasks import ACT, REGISTRY_RETRIES, is_passing
 from tasks.approval import Undecided, promote_approved, refuse, undecided_night
 from tasks.notify import notify
@@ -30,6 +30,7 @@ class ApproveRequest(Form):
     """Which night waits for a decision, and how long."""
 
     home: Home
+    chain: Chain = None
     night: Annotated[
         str | None, Field(title="Night", description="As `nightjar status` shows it. Default: the newest undecided.")
     ] = None
@@ -57,7 +58,7 @@ def approve(request: ApproveRequest) -> State[Any]:
     Ends Completed with the version promoted, or `Kept` (completed): refused, nobody answered, or nothing to decide.
     """
     try:
-        undecided = undecided_night(Path(request.home), request.night, request.flow_run_id)
+        undecided = undecided_night(Path(request.home), request.night, request.flow_run_id, request.chain)
         if undecided is None:
             return Completed(name=KEPT, message="no night waits for a decision; the champion stays")
         decision = _ask(undecided, request)

@@ -34,6 +34,8 @@ def rollback_reaction(chain: str, model: str, notify: tuple[str, ...] = ()) -> R
     """A broken champion is taken down, as long as it is still champion."""
     wanted = {
         "home": "{{ event.payload.home }}",
+        "chain": "{{ event.payload.chain }}",
+        "model": "{{ event.payload.model }}",
         "why": "{{ event.payload.why }}",
         "away_from": "{{ event.payload.version }}",
         "by": "automation",
@@ -52,7 +54,8 @@ def rollback_reaction(chain: str, model: str, notify: tuple[str, ...] = ()) -> R
 def reconcile_reaction(chain: str, home: str, notify: tuple[str, ...] = ()) -> Reaction:
     """After a night that failed or crashed: close what it left open, and tell."""
     occasion = "night {{ flow_run.name }} ended {{ flow_run.state.name }}: {{ flow_run.state.message }}"
-    wanted = {"home": home, "deployment": f"nightly/{chain}", "occasion": occasion, "notify": list(notify)}
+    nights = f"nightly/{chain}"
+    wanted = {"home": home, "chain": chain, "deployment": nights, "occasion": occasion, "notify": list(notify)}
     return Reaction(
         name=f"nightjar {chain}: bad night is reconciled",
         description="When a night fails, crashes or is not promoted: reconcile, and tell the named blocks.",
@@ -65,7 +68,8 @@ def reconcile_reaction(chain: str, home: str, notify: tuple[str, ...] = ()) -> R
 
 def approval_reaction(chain: str, home: str, hours: float, notify: tuple[str, ...] = ()) -> Reaction:
     """After a night that the gate could not judge: ask a person."""
-    wanted = {"home": home, "flow_run_id": "{{ flow_run.id }}", "timeout_hours": hours, "notify": list(notify)}
+    night = {"chain": chain, "flow_run_id": "{{ flow_run.id }}"}
+    wanted = {"home": home, **night, "timeout_hours": hours, "notify": list(notify)}
     return Reaction(
         name=f"nightjar {chain}: undecided night asks",
         description=f"When a night ends Undecided a person is asked; unanswered for {hours:g} h the champion stays.",

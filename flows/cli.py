@@ -37,6 +37,13 @@ Home = Annotated[
     Path | None,
     typer.Option("--home", help="Folder of runs, models and journal. Default: NIGHTJAR_HOME, or .nightjar here."),
 ]
+Chain = Annotated[
+    str | None,
+    typer.Option("--chain", help="`name` of the chain's config. Needed when the home holds several chains."),
+]
+Model = Annotated[
+    str | None, typer.Option("--model", help="Registered model, which names the chain as well.", metavar="NAME")
+]
 
 
 @app.command()
@@ -85,19 +92,21 @@ def rollback(
     why: Annotated[str, typer.Option(help="The reason; becomes a tag of the version that is taken down.")],
     to: Annotated[str | None, typer.Option(help="Version to return to. Default: the champion before this one.")] = None,
     home: Home = None,
+    chain: Chain = None,
+    model: Model = None,
 ) -> None:
     """Put an earlier champion back. Doing it twice changes nothing; without an earlier one it is refused."""
     from flows.registry_commands import roll_back
 
-    say(roll_back(_home(home), to, why))
+    say(roll_back(_home(home), to, why, chain, model))
 
 
 @app.command()
-def reconcile(home: Home = None) -> None:
+def reconcile(home: Home = None, chain: Chain = None, model: Model = None) -> None:
     """Close what killed processes left open: half promotions are reverted, dead MLflow runs ended. Safe at any time."""
     from flows.registry_commands import reconcile_now
 
-    say(reconcile_now(_home(home)))
+    say(reconcile_now(_home(home), chain, model))
 
 
 @app.command()
@@ -108,11 +117,12 @@ def generate(
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 128,
     home: Home = None,
+    chain: Chain = None,
 ) -> None:
     """Ask a registered version, loaded the way any MLflow user loads it."""
     from flows.registry_commands import answer
 
-    typer.echo(answer(_home(home), model, prompt, max_new_tokens))
+    typer.echo(answer(_home(home), model, prompt, max_new_tokens, chain))
 
 
 @app.command()
@@ -139,6 +149,8 @@ def gate_explain(
 @app.command()
 def watch(
     home: Home = None,
+    chain: Chain = None,
+    model: Model = None,
     plain: Annotated[bool, typer.Option("--plain", help="Plain lines instead of a live display.")] = False,
 ) -> None:
     """Measure the champion again and hold it against the limits under watch: in the config.
@@ -148,7 +160,7 @@ def watch(
     """
     from flows.run_command import run_watch
 
-    raise typer.Exit(run_watch(_home(home), plain=plain))
+    raise typer.Exit(run_watch(_home(home), plain=plain, chain=chain, model=model))
 
 
 @app.command()

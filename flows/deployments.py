@@ -111,7 +111,7 @@ def _watch(chain: Chain) -> Deployment:
         name=chain.name,
         description="Measure the champion again, against the limits under watch: in the config.",
         pool=CPU,
-        parameters={"request": {"home": chain.home, "notify": list(chain.notify)}},
+        parameters={"request": _request(chain)},
         cron=chain.watch_cron,
         timezone=chain.timezone,
         alone="cancel",
@@ -126,7 +126,7 @@ def _rollback(chain: Chain) -> Deployment:
         name=chain.name,
         description="Put the previous champion back. Run by the breach automation, or by you.",
         pool=CPU,
-        parameters={"request": {"home": chain.home, "why": "asked for by hand", "notify": list(chain.notify)}},
+        parameters={"request": _request(chain) | {"why": "asked for by hand"}},
         job_variables=_job(chain, chain.cpu_job),
     )
 
@@ -139,20 +139,19 @@ def _approve(chain: Chain) -> Deployment:
         name=chain.name,
         description="Decide about a night that the gate could not judge; without an answer the champion stays.",
         pool=CPU,
-        parameters={"request": {"home": chain.home, "notify": list(chain.notify), **hours}},
+        parameters={"request": _request(chain) | hours},
         job_variables=_job(chain, chain.cpu_job),
     )
 
 
 def _reconcile(chain: Chain) -> Deployment:
-    request = {"home": chain.home, "deployment": f"nightly/{chain.name}", "notify": list(chain.notify)}
     return Deployment(
         flow="reconcile",
         entrypoint="flows.reconcile.reconcile",
         name=chain.name,
         description="Close what dead processes left open, in the registry, MLflow and Prefect. Safe at any time.",
         pool=CPU,
-        parameters={"request": request},
+        parameters={"request": _request(chain) | {"deployment": f"nightly/{chain.name}"}},
         cron=RECONCILE_CRON,
         alone="wait",  # one that was asked for by a bad night has something to tell
         job_variables=_job(chain, chain.cpu_job),
@@ -169,6 +168,11 @@ def _train(chain: Chain) -> Deployment:
         parameters={},
         job_variables=_job(chain, chain.gpu_job),
     )
+
+
+def _request(chain: Chain) -> dict[str, Any]:
+    """What the small flows are told: a home may hold several chains, so each names its own."""
+    return {"home": chain.home, "chain": chain.name, "notify": list(chain.notify)}
 
 
 def _job(chain: Chain, more: Mapping[str, str], hands_over: bool = False) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from prefect.states import Completed, Failed
 from pydantic import Field
 
 from configs.errors import NightjarError
-from flows.forms import Blocks, Form, Home
+from flows.forms import Blocks, Chain, Form, Home, Model
 from flows.lost_runs import close_lost_nights
 from flows.night_tasks import reconcile_task
 from tasks.last_config import site_of
@@ -23,6 +23,8 @@ class ReconcileRequest(Form):
     """Which home is put in order, and what made somebody ask."""
 
     home: Home
+    chain: Chain = None
+    model: Model = None
     deployment: Annotated[
         str | None,
         Field(title="Nights of", description="Deployment of the nights (flow/name) whose dead runs are closed too."),
@@ -41,7 +43,7 @@ def reconcile(request: ReconcileRequest) -> State[Any]:
     """
     lost = close_lost_nights(Path(request.home), request.deployment) if request.deployment else []
     try:
-        site = site_of(Path(request.home))
+        site = site_of(Path(request.home), request.chain, request.model)
         check_tracking(site.tracking_uri, site.config.reach_timeout_seconds)
         done = reconcile_task(site)
     except NightjarError as error:

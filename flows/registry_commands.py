@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-import getpass
 from pathlib import Path
 
 from configs.errors import NightjarError
+from configs.schema.registry import RegistryConfig
+from flows.user_name import user_name
+from tasks.chains import chains_of, chosen, only_one
 from tasks.last_config import site_of
+from tasks.mlflow_client import DATABASE, is_embedded
 from tasks.night_state import NightBook
+from tasks.registry import CHAMPION
+from tasks.site import Site
 
 
-def roll_back(home: Path, to: str | None, why: str) -> str:
+def roll_back(home: Path, to: str | None, why: str, chain: str | None = None, model: str | None = None) -> str:
     """Put an earlier champion back, and say what changed."""
     from tasks.preflight import check_tracking
     from tasks.rollback import rollback
 
-    site = site_of(home)
+    site = site_of(home, chain, model)
     check_tracking(site.tracking_uri, site.config.reach_timeout_seconds)
-    return rollback(site, why=why, to=to, by=getpass.getuser()).sentence
+    return rollback(site, why=why, to=to, by=user_name()).sentence
 
 
-def reconcile_now(home: Path) -> str:
+def reconcile_now(home: Path, chain: str | None = None, model: str | None = None) -> str:
     """Close what dead processes left open, and say what was done."""
     from tasks.preflight import check_tracking
     from tasks.reconcile import reconcile
     from tasks.tracking import finish_late
 
-    site = site_of(home)
+    site = site_of(home, chain, model)
     check_tracking(site.tracking_uri, site.config.reach_timeout_seconds)
     late = [f"the run of night {night} was ended late" for night in finish_late(site)]
     done = reconcile(site)
@@ -35,16 +40,32 @@ def reconcile_now(home: Path) -> str:
     return "\n".join(sentences) if sentences else "nothing to do: everything was closed properly"
 
 
-def answer(home: Path, model: str | None, prompt: str, max_new_tokens: int) -> str:
-    """One answer of a registered version."""
-    from tasks.registry import CHAMPION
-
-    site = site_of(home)
-    uri = model or f"models:/{site.model}@{CHAMPION}"
-    if not uri.startswith("models:/"):
-        raise NightjarError(f"--model {uri} is not a registry address", "write models:/NAME@champion or models:/NAME/3")
+def answer(home: Path, model: str | None, prompt: str, max_new_tokens: int, chain: str | None = None) -> str:
+    """One answer of a registered version. An address needs no nights in this home, only a registry that knows it."""
+    if model is None:
+        site = site_of(home, chain)
+        uri = f"models:/{site.model}@{CHAMPION}"
+    elif not model.startswith("models:/"):
+        raise NightjarError(
+            f"--model {model} is not a registry address", "write models:/NAME@champion or models:/NAME/3"
+        )
+    else:
+        site, uri = _registry_that_knows(home, chain), model
     with site.worker() as worker:
         return worker.answer(uri, [prompt], max_new_tokens).texts[0]
+
+
+def _registry_that_knows(home: Path, chain: str | None) -> Site:
+    """The chain's registry; the one of all chains when they share it; else what the environment names."""
+    known = chosen(home, chain, None) if chain is not None else chains_of(home)
+    sites = {site.tracking_uri: site for site in (Site.open(home, one.registry) for one in known)}
+    if len(sites) > 1:
+        only_one(home, known)
+    anywhere = Site.open(home, RegistryConfig())
+    site = next(iter(sites.values()), anywhere)
+    if is_embedded(home, site.tracking_uri) and not (home / DATABASE).is_file():
+        chosen(home, None, None)  # says that nothing is here yet
+    return site
 
 
 def explain_gate(home: Path, night: str) -> str:

@@ -10,7 +10,7 @@ from prefect.states import Completed, Failed
 from pydantic import Field
 
 from configs.errors import NightjarError
-from flows.forms import Blocks, Form, Home
+from flows.forms import Blocks, Chain, Form, Home, Model
 from flows.night_tasks import ACT, REGISTRY_RETRIES, is_passing
 from tasks.last_config import site_of
 from tasks.notify import notify
@@ -26,6 +26,8 @@ class RollbackRequest(Form):
     """Which champion is taken down, and why."""
 
     home: Home
+    chain: Chain = None
+    model: Model = None
     why: Annotated[
         str,
         Field(title="Why", min_length=1, description="The reason; it becomes a tag of the version and bans it."),
@@ -53,7 +55,7 @@ def rollback(request: RollbackRequest) -> State[Any]:
     there is nothing sound to go back to.
     """
     try:
-        site = site_of(Path(request.home))
+        site = site_of(Path(request.home), request.chain, request.model)
         check_tracking(site.tracking_uri, site.config.reach_timeout_seconds)
         done = rollback_task(site, request)
     except NightjarError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from flows.console import lines_for
 from flows.embedded import prepare_prefect
 from flows.request import NightRequest
 from flows.stopping import ending_on_signals
+from flows.user_name import user_name
 from tasks.home import home_of
 from tasks.progress import listening
 
@@ -31,7 +31,7 @@ def run_night(config: str, overrides: Sequence[str], *, again: bool, force: bool
     if force and not why.strip():
         raise ConfigError("--force promotes against the gate, so it needs a reason", "add --why TEXT; it is recorded")
     request = NightRequest(
-        config=config, overrides=tuple(overrides), again=again, force=force, who=_who() if force else "", why=why
+        config=config, overrides=tuple(overrides), again=again, force=force, who=user_name() if force else "", why=why
     )
     home = home_of(load_config(config, overrides))
 
@@ -43,13 +43,13 @@ def run_night(config: str, overrides: Sequence[str], *, again: bool, force: bool
     return _run(home, start, plain)
 
 
-def run_watch(home: Path, *, plain: bool) -> int:
+def run_watch(home: Path, *, plain: bool, chain: str | None = None, model: str | None = None) -> int:
     """Measure the champion once; the exit code tells whether it kept its limits."""
 
     def start() -> State[Any]:
         from flows.watch import WatchRequest, watch
 
-        return watch(WatchRequest(home=str(home)), return_state=True)
+        return watch(WatchRequest(home=str(home), chain=chain, model=model), return_state=True)
 
     return _run(home, start, plain)
 
@@ -91,10 +91,3 @@ def _tell(console: Console, state: State[Any]) -> int:
 def _is_defect(state: State[Any]) -> bool:
     """Flows return a failed state for what a person can mend; an exception that escaped them is a defect."""
     return isinstance(state.data, BaseException) or "Flow run encountered an exception" in (state.message or "")
-
-
-def _who() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return "unknown user"

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from configs.errors import NightjarError
-from tasks.last_config import site_of
+from tasks.last_config import sites_of
 from tasks.night_state import NightBook, NightState
 from tasks.site import Site
 
@@ -19,14 +19,26 @@ _STYLES = {"finished": "green", "failed": "red", "running": "yellow", "skipped":
 
 def status_view(home: Path, count: int) -> RenderableType:
     """The page. Raises NightjarError when the home has seen no night."""
-    site = site_of(home)
-    nights = NightBook(home).nights()
-    lines, problems = _registry_lines(site)
+    sites = sites_of(home)
+    book = NightBook(home)
+    nights = book.nights()
+    lines, problems = [], []
+    for site in sites:
+        told, open_ones = _registry_lines(site)
+        lines += told
+        problems += open_ones
+    problems += _night_problems(nights)
+    problems += [error.message for error in book.unreadable()]
     parts: list[RenderableType] = [f"home {escape(str(home))}", _nights_table(nights[-count:]), *map(escape, lines)]
-    problems += [f"night {n.night} is not done; repeat its command" for n in nights[-1:] if n.status == "running"]
-    owed = [f"night {n.night} still owes MLflow: {', '.join(n.owed)}" for n in nights if n.owed]
-    parts += [f"[red]open[/] {escape(problem)}" for problem in (*problems, *owed)] or ["no open problems"]
+    parts += [f"[red]open[/] {escape(problem)}" for problem in problems] or ["no open problems"]
     return Group(*parts)
+
+
+def _night_problems(nights: list[NightState]) -> list[str]:
+    newest = {night.name: night for night in nights}
+    running = [f"night {n.night} is not done; repeat its command" for n in newest.values() if n.status == "running"]
+    owed = [f"night {n.night} still owes MLflow: {', '.join(n.owed)}" for n in nights if n.owed]
+    return [*running, *owed]
 
 
 def _nights_table(nights: list[NightState]) -> Table:

@@ -15,7 +15,7 @@ import psutil
 from rich.console import Console
 
 from configs.errors import NightjarError
-from tasks.last_config import site_of
+from tasks.last_config import sites_of
 from tasks.mlflow_client import ARTIFACTS, is_embedded, mlflow_environment, without_credentials
 
 LOG = "ui.log"
@@ -36,18 +36,23 @@ def ui_command(home: Path, uri: str, port: int) -> list[str]:
 
 
 def serve_ui(home: Path, port: int) -> int:
-    """Serve until Ctrl-C; a server of the user's own is only named. Raises NightjarError when it cannot start."""
-    site = site_of(home)
+    """Serve until Ctrl-C; servers of the user's own are only named. Raises NightjarError when it cannot start."""
+    uris = sorted({site.tracking_uri for site in sites_of(home)})
     console = Console()
-    if not is_embedded(home, site.tracking_uri):
-        console.print(f"MLflow is at {without_credentials(site.tracking_uri)}; open it there", highlight=False)
-        return 0
+    for uri in uris:
+        if not is_embedded(home, uri):
+            console.print(f"MLflow is at {without_credentials(uri)}; open it there", highlight=False)
+    embedded = [uri for uri in uris if is_embedded(home, uri)]
+    return _serve(home, embedded[0], port, console) if embedded else 0
+
+
+def _serve(home: Path, uri: str, port: int, console: Console) -> int:
     _require_free(port)
     log = home / LOG
     console.print("starting MLflow ...", highlight=False)
     with log.open("wb") as output:
         server = subprocess.Popen(
-            ui_command(home, site.tracking_uri, port),
+            ui_command(home, uri, port),
             env=os.environ | mlflow_environment() | _ENVIRONMENT,
             stdin=subprocess.DEVNULL,
             stdout=output,

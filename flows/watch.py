@@ -15,7 +15,7 @@ from configs.schema import NightConfig
 from flows.automations import BREACHED_EVENT, rollback_is_automatic
 from flows.embedded import SERVER
 from flows.flow_log import FlowLog
-from flows.forms import Blocks, Form, Home
+from flows.forms import Blocks, Chain, Form, Home, Model
 from flows.handover import run_where_it_belongs
 from flows.night_tasks import ACT
 from tasks.last_config import last_config
@@ -37,6 +37,8 @@ class WatchRequest(Form):
     """Which home's champion is measured."""
 
     home: Home
+    chain: Chain = None
+    model: Model = None
     notify: Blocks = ()
 
 
@@ -49,7 +51,7 @@ def watch(request: WatchRequest) -> State[Any]:
     """
     home = Path(request.home)
     try:
-        config = last_config(home)
+        config = last_config(home, request.chain, request.model)
         site = Site.open(home, config.registry)
         with listening(FlowLog(listener())):
             state = _measure(site, config)
@@ -89,7 +91,8 @@ def _take_down(site: Site, config: NightConfig, state: WatchState) -> None:
     """By event where a server and its automation can hear it, so that the act is a run that people see; else here."""
     if os.environ.get(SERVER):
         resource = {"prefect.resource.id": f"nightjar.model.{site.model}", "nightjar.version": state.version}
-        payload = {"why": state.why, "version": state.version, "home": str(site.home)}
+        whose = {"home": str(site.home), "chain": config.name, "model": site.model}
+        payload = {"why": state.why, "version": state.version, **whose}
         emit_event(event=BREACHED_EVENT, resource=resource, payload=payload)
         if rollback_is_automatic(config.name):
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from configs.errors import NightjarError
 from tasks.catch_up import catch_up
 from tasks.judging import FOLDER, MARKDOWN
 from tasks.last_config import site_of
@@ -44,21 +45,26 @@ class Undecided:
         return page.read_text(encoding="utf-8") if page.is_file() else self.headline
 
 
-def undecided_night(home: Path, night: str | None = None, flow_run_id: str | None = None) -> Undecided | None:
+def undecided_night(
+    home: Path, night: str | None = None, flow_run_id: str | None = None, chain: str | None = None
+) -> Undecided | None:
     """The named night, the one of that flow run, or else the newest; None when it waits for nobody.
 
-    Only the newest judged night can wait: an older challenger was overtaken. Raises ContractError naming an unknown
-    night.
+    Only the newest judged night of a chain can wait: an older challenger was overtaken. Raises ContractError naming an
+    unknown night, and NightjarError when nights of several chains wait and none is named.
     """
     book = NightBook(home)
-    nights = book.nights()
+    nights = book.nights(chain)
     if night is not None and night not in [state.night for state in nights]:
         raise ContractError(f"home {home} has no night {night!r}", "look at `nightjar status`")
-    judged = [state for state in nights if state.verdict is not None]
-    last = judged[-1] if judged else None
-    if last is None or not _waits(last) or not _is_meant(last, night, flow_run_id):
-        return None
-    return Undecided(site_of(home), book, last)
+    newest = {state.name: state for state in nights if state.verdict is not None}
+    waiting = [state for state in newest.values() if _waits(state) and _is_meant(state, night, flow_run_id)]
+    if len(waiting) > 1:
+        raise NightjarError(
+            f"{len(waiting)} nights wait for a decision: {', '.join(state.night for state in waiting)}",
+            "name one of them, or its chain",
+        )
+    return Undecided(site_of(home, waiting[0].name), book, waiting[0]) if waiting else None
 
 
 def promote_approved(undecided: Undecided, force: Force) -> Promotion:

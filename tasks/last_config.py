@@ -1,27 +1,40 @@
-"""The config that a home was last run with: for commands that are given no YAML."""
+"""What a home knows of a chain without its YAML: the config it was last run with, and its registered model.
+
+`chain` and `model` choose among several chains of one home; with one chain neither is needed. Nothing is guessed: a
+command that takes down a champion must never take down that of another chain because it happened to run last.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from configs.errors import NightjarError
 from configs.schema import NightConfig
+from tasks.chains import chains_of, chosen, only_one, only_place
 from tasks.night_state import NightBook
 from tasks.site import Site
 
 
-def last_config(home: Path) -> NightConfig:
-    """The newest night's effective config. Raises NightjarError when the home has seen no night."""
-    book = NightBook(home)
-    for state in reversed(book.nights()):
-        if (book.folder(state.night) / "config.json").is_file():
-            return book.config(state.night)
-    raise NightjarError(
-        f"home {home} has seen no night yet",
-        "run one with `nightjar run CONFIG`, or name the right home with --home or NIGHTJAR_HOME",
-    )
+def last_config(home: Path, chain: str | None = None, model: str | None = None) -> NightConfig:
+    """The effective config of the chain's newest night.
+
+    Raises NightjarError when the home has seen no such night, or holds several chains and does not say which.
+    """
+    return NightBook(home).config(only_one(home, chosen(home, chain, model)).night)
 
 
-def site_of(home: Path) -> Site:
-    """The registered model of this home, by its last config."""
-    return Site.open(home, last_config(home).registry)
+def site_of(home: Path, chain: str | None = None, model: str | None = None) -> Site:
+    """The registered model of the chain, by its last config. Raises as `last_config`.
+
+    Chains that share model, server and experiment need not be told apart.
+    """
+    return Site.open(home, only_place(home, chosen(home, chain, model)))
+
+
+def sites_of(home: Path) -> list[Site]:
+    """Every registered model of this home, the one that was worked on last at the end. Raises when there is none."""
+    chosen(home, None, None)
+    sites = {}
+    for chain in chains_of(home):
+        site = Site.open(home, chain.registry)
+        sites[site.model, site.tracking_uri] = site
+    return list(sites.values())

@@ -54,7 +54,7 @@ def open_night(book: NightBook, config: NightConfig, source: Source, again: bool
     will not mend itself, and the new data gets its own night). `again` starts a new night in any case.
     """
     states = book.nights(config.name)
-    index = 1 + max((state.index for state in states), default=0)
+    index = book.next_index(config.name)
     if not again:
         unfinished = _unfinished(states, config.config_hash)
         if unfinished is not None and unfinished.status == "running":

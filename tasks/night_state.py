@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 
 from configs.schema import NightConfig
 from configs.schema.base import Section
+from tasks.lenient import without_unknown_keys
 from training.contract import read_json, write_json
 from training.errors import ContractError
 
@@ -118,7 +119,7 @@ class NightBook:
         """The effective config of a night. Raises ContractError."""
         file = self.folder(night) / CONFIG
         try:
-            return NightConfig.model_validate(read_json(file))
+            return without_unknown_keys(NightConfig, read_json(file))
         except ValidationError as error:
             raise ContractError(f"{file}: was written by another version: {error.error_count()} problem(s)") from None
 
@@ -134,12 +135,29 @@ class NightBook:
         """One night. Raises ContractError naming the file."""
         file = self.folder(night) / NIGHT
         try:
-            return NightState.model_validate(read_json(file))
+            return without_unknown_keys(NightState, read_json(file))
         except ValidationError as error:
             raise ContractError(f"{file}: not a night's state: {error.error_count()} problem(s)") from None
 
     def nights(self, name: str | None = None) -> list[NightState]:
-        """All nights, or those of one chain, oldest first."""
-        files = (self.home / RUNS).glob(f"*/{NIGHT}")
-        found = [self.load(file.parent.name) for file in files]
+        """All nights, or those of one chain, oldest first. What cannot be read is left out: see `unreadable`."""
+        found = [night for night in map(self._look, self._names()) if isinstance(night, NightState)]
         return sorted((n for n in found if name in (None, n.name)), key=lambda n: (n.started, n.index))
+
+    def unreadable(self) -> list[ContractError]:
+        """Nights whose record cannot be read. They hinder no other night, but a person should look at them."""
+        return [night for night in map(self._look, self._names()) if isinstance(night, ContractError)]
+
+    def next_index(self, name: str) -> int:
+        """Number of the chain's next night: one that no folder has, be its record readable or not."""
+        numbers = [night.removeprefix(f"{name}-") for night in self._names() if night.startswith(f"{name}-")]
+        return 1 + max((int(number) for number in numbers if number.isdecimal()), default=0)
+
+    def _names(self) -> list[str]:
+        return sorted(file.parent.name for file in (self.home / RUNS).glob(f"*/{NIGHT}"))
+
+    def _look(self, night: str) -> NightState | ContractError:
+        try:
+            return self.load(night)
+        except ContractError as error:
+            return error

@@ -50,7 +50,7 @@ class Site:
     tracking_uri = "sqlite://"
     model = "team-policy"
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, chain: str | None, model: str | None) -> None:
         self.home = home
 
 

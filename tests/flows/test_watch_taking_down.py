@@ -56,7 +56,9 @@ def test_an_automation_that_listens_does_it(world: World) -> None:
     (event,) = world.events
     assert event["event"] == BREACHED_EVENT
     assert event["resource"]["prefect.resource.id"] == "nightjar.model.team-policy"
-    assert event["payload"] == {"why": BROKEN.why, "version": "4", "home": "/srv/nightjar"}
+    assert event["payload"] == {
+        "why": BROKEN.why, "version": "4", "home": "/srv/nightjar", "chain": "team", "model": "team-policy",
+    }  # fmt: skip
     assert (world.rollbacks, world.asked) == ([], ["team"])
     assert "reward is -3" in world.told[0]
 
