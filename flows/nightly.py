@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,10 +66,13 @@ def nightly(request: NightRequest) -> State[Any]:
         if _is_late(request):
             return _skipped(f"this start was due over {request.stale_after_hours:g} hours ago; a newer one catches up")
         home = home_of(config)
-        with only_night(home), listening(FlowLog(listener())):
-            return _run(request, config, home)
-    except LockHeld as busy:
-        return _skipped(f"another night is running: {busy.message}")
+        with ExitStack() as alone:
+            try:
+                alone.enter_context(only_night(home))
+            except LockHeld as busy:
+                return _skipped(f"another night is running: {busy.message}")
+            with listening(FlowLog(listener())):
+                return _run(request, config, home)
     except NightjarError as error:
         return Failed(message=str(error))
     except BaseException as error:

@@ -68,7 +68,9 @@ def open_night(book: NightBook, config: NightConfig, source: Source, again: bool
     if not again:
         same = _judged_before(states, config.config_hash, fingerprint)
         if same is not None:
-            return NothingToDo(f"no new data since night {same.night}, and the configuration is the same")
+            # What decides no result may have changed: the watch reads its limits from the newest night's config.
+            book.save_config(same.night, config)
+            return NothingToDo(f"no new data since night {same.night}, and nothing that decides a result has changed")
     _close_abandoned(book, states)
     first = first_night_with(fingerprint, [(state.index, state.fingerprint) for state in states], index)
     state = NightState(

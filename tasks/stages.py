@@ -100,7 +100,7 @@ SHAPES: Mapping[str, Shape] = {
     "validate": Shape(
         ("data",),
         (Role("frozen_evaluation", "frozen_evaluation", optional=True),),
-        params=("night_index", "fingerprint", "source"),
+        params=("fingerprint", "source"),
         makes=(("snapshot", "snapshot"),),
     ),
     "base": Shape(("data", "models"), (_SNAPSHOT,), makes=(("model", "base"),)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from tasks.expectations import ExpectationResult, Outcome, SuiteReport, run_expe
 from training.context import StageContext, StageOutcome
 from training.data.gather import Progress
 from training.data.ingest import Ingested, ingest
-from training.data.quickstart import deliver
 from training.data.snapshot import read_manifest
 from training.errors import DataError, StageError
 
@@ -21,10 +19,12 @@ QUICKSTART_FOLDER = "quickstart"
 SNAPSHOTS_FOLDER = "snapshots"
 FROZEN_EVALUATION = "frozen_evaluation"
 """Optional input: the evaluation.parquet of an earlier snapshot, whose prompts are kept."""
-NIGHT_INDEX = "night_index"
-"""Param: the number of this night, from 1. The quickstart generator delivers up to it."""
 SOURCE = "source"
-"""Param: where the data lies (path or URI); without it, config's source, or `home`/quickstart for the generator."""
+"""Param: where the data lies (path or URI); without it, config's source, or `home`/quickstart for the generator.
+
+Nothing is delivered here: which of the generator's nights have come is decided once, when a night is opened, and the
+fingerprint in the params is of what lay there then.
+"""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Validated:
 
 
 def run(context: StageContext) -> StageOutcome:
-    """The stage: reads section `data`, params `source` and `night_index`, and the optional input `frozen_evaluation`.
+    """The stage: reads section `data`, param `source`, and the optional input `frozen_evaluation`.
 
     Outputs snapshot, quarantine, report, report_markdown, data_docs. Raises DataError for data a person must mend.
     """
@@ -84,7 +84,6 @@ def run(context: StageContext) -> StageOutcome:
         seed=context.spec.seed,
         home=home,
         source=context.spec.params.get(SOURCE),
-        night_index=_night_index(context.spec.params),
         frozen_evaluation=context.input(FROZEN_EVALUATION) if context.has_input(FROZEN_EVALUATION) else None,
         progress=lambda doing, rows: context.recorder.event("validating", doing=doing, rows=rows),
     )
@@ -99,18 +98,16 @@ def validate(
     seed: int,
     home: Path,
     source: str | None = None,
-    night_index: int = 1,
     frozen_evaluation: Path | None = None,
     progress: Progress = lambda doing, rows: None,
 ) -> Validated:
     """Ingest the configured data, write the snapshot below `home`/snapshots, and judge it with the GX suites.
 
-    Quickstart data is delivered first, up to night `night_index` (from 1), where it is not there yet. Raises DataError
-    (the data is bad) or StageError (an expectation could not be judged, the disk is full); reports and
-    quarantine.parquet lie in `out_dir` either way.
+    Raises DataError (the data is bad) or StageError (an expectation could not be judged, the disk is full); reports
+    and quarantine.parquet lie in `out_dir` either way.
     """
     try:
-        source_uri = _delivered(config, source, home, night_index, seed)
+        source_uri = _source_uri(config, source, home)
         ingested = ingest(
             config,
             out_dir,
@@ -128,20 +125,11 @@ def validate(
     return Validated(ingested, suites)
 
 
-def _delivered(config: DataConfig, source: str | None, home: Path, night_index: int, seed: int) -> str | None:
-    """Where to read, once the quickstart's data for this night is there; None: where the config says."""
-    if config.quickstart is None:
-        return source
-    folder = Path(source) if source is not None else home / QUICKSTART_FOLDER
-    deliver(folder, night_index - 1, config.quickstart, seed)
-    return str(folder)
-
-
-def _night_index(params: Mapping[str, Any]) -> int:
-    index = params.get(NIGHT_INDEX, 1)
-    if not isinstance(index, int) or isinstance(index, bool) or index < 1:
-        raise StageError(f"param {NIGHT_INDEX} is {index!r}, not the number of a night", "give a whole number from 1")
-    return index
+def _source_uri(config: DataConfig, source: str | None, home: Path) -> str | None:
+    """Where to read; None: where the config says."""
+    if source is None and config.quickstart is not None:
+        return str(home / QUICKSTART_FOLDER)
+    return source
 
 
 def _judge(suites: SuiteReport) -> None:

@@ -19,6 +19,15 @@ from configs.schema.registry import RegistryConfig, WatchConfig
 from configs.schema.runtime import RuntimeConfig
 from configs.schema.supervised import DistillConfig, RewardConfig, SFTConfig
 
+_OPERATIONAL_SECTIONS = ("runtime", "watch")
+_OPERATIONAL_REGISTRY = (
+    "reach_timeout_seconds",
+    "lock_wait_seconds",
+    "verify_timeout_minutes",
+    "max_points",
+    "retention_keep",
+)
+
 
 class NightConfig(Section):
     """The effective configuration of a night. Its hash is stored with every run."""
@@ -86,7 +95,11 @@ class NightConfig(Section):
 
     @property
     def config_hash(self) -> str:
-        """sha256 of the effective config, without where its home lies."""
+        """sha256 of what decides a night's result: a night goes on under another time limit, on more retries or on
+        another device, and other limits for the champion later are no new night either."""
         content = self.model_dump(mode="json")
-        content["runtime"].pop("home")
+        for section in _OPERATIONAL_SECTIONS:
+            del content[section]
+        for key in _OPERATIONAL_REGISTRY:
+            del content["registry"][key]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -113,7 +113,16 @@ def test_hash_follows_content_and_not_the_home(tmp_path: Path) -> None:
     path = written(tmp_path)
     plain = load_config(path).config_hash
     assert load_config(path, ["runtime.home=/elsewhere"]).config_hash == plain
-    assert load_config(path, ["seed=1"]).config_hash != plain
+    operational = [
+        "runtime.stage_timeout_minutes=9999", "runtime.retries=7", "runtime.threads=3", "runtime.lease_seconds=90",
+        "registry.reach_timeout_seconds=60", "registry.lock_wait_seconds=90", "registry.verify_timeout_minutes=60",
+        "watch.patience=9", "watch.limits=[{metric: reward, min: 0}]",
+    ]  # fmt: skip
+    for override in (*operational, operational):
+        overrides = [override] if isinstance(override, str) else override
+        assert load_config(path, overrides).config_hash == plain, override
+    for override in ("seed=1", "ppo.rounds=1", "evaluation.prompts=99", "registry.model=another", "data.min_rows=3"):
+        assert load_config(path, [override]).config_hash != plain, override
 
 
 def test_config_is_frozen(tmp_path: Path) -> None:

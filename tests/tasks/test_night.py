@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from configs.schema import NightConfig
+from tasks.last_config import last_config
 from tasks.night import NothingToDo, Opened, Source, is_stale, only_night, open_night, same_snapshot_before
 from tasks.night_state import NightBook, StageNote
 from tasks.registry_errors import LockHeld
@@ -106,6 +107,29 @@ def test_failed_night_is_continued_while_its_data_is_the_newest(book: NightBook)
     again = opened(open_night(book, config, data.source()))
     assert again.continued
     assert (again.state.status, again.state.reason) == ("running", None)
+
+
+def changed(config: NightConfig, **sections: dict[str, object]) -> NightConfig:
+    content = config.model_dump(mode="json")
+    for name, keys in sections.items():
+        content[name] |= keys
+    return NightConfig.model_validate(content)
+
+
+def test_a_night_that_ran_out_of_time_goes_on_with_more_of_it(book: NightBook) -> None:
+    data, config = FakeSource(), config_of()
+    finish(book, opened(open_night(book, config, data.source())), "failed", reason="raise stage_timeout_minutes")
+    more = changed(config, runtime={"stage_timeout_minutes": 5000.0}, registry={"lock_wait_seconds": 99.0})
+    assert opened(open_night(book, more, data.source())).continued
+    assert not opened(open_night(book, changed(more, ppo={"rounds": 7}), data.source())).continued
+
+
+def test_new_limits_of_the_watch_are_no_new_night_and_take_effect(book: NightBook) -> None:
+    data, config = FakeSource(partitions=1), config_of()
+    finish(book, opened(open_night(book, config, data.source())))
+    stricter = changed(config, watch={"limits": [{"metric": "reward", "min": 0.5}]})
+    assert isinstance(open_night(book, stricter, data.source()), NothingToDo)
+    assert last_config(book.home).watch == stricter.watch
 
 
 def test_failed_night_gives_way_to_new_data(book: NightBook) -> None:

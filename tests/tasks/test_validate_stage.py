@@ -11,11 +11,16 @@ from typing import Any
 
 import pytest
 
+from configs.schema import NightConfig
 from configs.schema.data import DataConfig
 from tasks import validate_stage
 from tasks.expectations import ExpectationResult, Outcome, SuiteReport
+from tasks.night import Opened, open_night
+from tasks.night_source import source_of, source_uri
+from tasks.night_state import NightBook
 from tasks.validate_stage import run, validate
 from training.contract import StageResult, StageSpec, file_ref, valid_result, write_spec
+from training.data.quickstart import deliver
 from training.data.snapshot import open_snapshot
 from training.errors import DataError, StageError
 from training.process import run_stage
@@ -43,8 +48,16 @@ def _suites(docs: Path, outcome: Outcome, critical: bool = True) -> SuiteReport:
     )
 
 
+def delivered(folder: Path, nights: int) -> Path:
+    """The generator's data of the first `nights` nights."""
+    quickstart = DataConfig.model_validate(DATA).quickstart
+    assert quickstart is not None
+    deliver(folder, nights - 1, quickstart, 7)
+    return folder
+
+
 def stage(home: Path, night: int, **changes: Any) -> StageResult:
-    content: dict[str, Any] = {"params": {"night_index": night}, "inputs": {}} | changes
+    content: dict[str, Any] = {"params": {}, "inputs": {}} | changes
     config = DataConfig.model_validate(content.pop("data", DATA)).model_dump(mode="json")
     directory = home / "runs" / str(night) / "validate"
     write_spec(directory, StageSpec("validate", str(night), str(home), 7, {"data": config}, **content))
@@ -53,6 +66,7 @@ def stage(home: Path, night: int, **changes: Any) -> StageResult:
 
 @pytest.mark.usefixtures("no_suites")
 def test_outputs_metrics_and_facts(tmp_path: Path) -> None:
+    delivered(tmp_path / "quickstart", 1)
     result = stage(tmp_path, 1)
     assert set(result.outputs) == {"snapshot", "quarantine", "report", "report_markdown", "data_docs"}
     snapshot = Path(result.output("snapshot").path)
@@ -73,22 +87,52 @@ def test_outputs_metrics_and_facts(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_suites")
 def test_nights_add_partitions_until_nothing_new_arrives(tmp_path: Path) -> None:
-    results = [stage(tmp_path, night) for night in (1, 2, 3)]
-    digests = [result.output("snapshot").sha256 for result in results]
+    digests = []
+    for night in (1, 2, 3):
+        delivered(tmp_path / "quickstart", night)
+        result = stage(tmp_path, night)
+        digests.append(result.output("snapshot").sha256)
     assert digests[0] != digests[1] == digests[2]
-    assert results[2].facts["partitions"] == ["2025-01-01", "2025-01-02"]
+    assert result.facts["partitions"] == ["2025-01-01", "2025-01-02"]
+
+
+def night_config(**models: Any) -> NightConfig:
+    models = {"base": "quickstart", "max_prompt_length": 64, "max_response_length": 64} | models
+    gates = {"rules": [{"metric": "reward", "min": 0.0}]}
+    return NightConfig.model_validate({"data": DATA, "models": models, "gates": gates, "seed": 7})
+
+
+@pytest.mark.usefixtures("no_suites")
+def test_a_failed_night_does_not_use_up_the_second_partition(tmp_path: Path) -> None:
+    """Failed, tried again under a changed config, then a third start: it still finds a night's worth of new data."""
+    book = NightBook(tmp_path)
+
+    def partitions_of_next_night(config: NightConfig, status: str) -> list[str]:
+        source = source_of(config, tmp_path)
+        opened = open_night(book, config, source)
+        assert isinstance(opened, Opened), opened
+        params = {"source": source_uri(config, tmp_path), "night_index": opened.state.index}
+        done = stage(tmp_path, opened.state.index, params=params)
+        assert source.fingerprint() == opened.state.fingerprint, "the stage reads what the night was opened with"
+        book.change(opened.state, status=status)
+        return done.facts["partitions"]
+
+    assert partitions_of_next_night(night_config(), "failed") == ["2025-01-01"]
+    changed = night_config(max_response_length=65)
+    assert partitions_of_next_night(changed, "finished") == ["2025-01-01"]
+    assert partitions_of_next_night(changed, "finished") == ["2025-01-01", "2025-01-02"]
 
 
 @pytest.mark.usefixtures("no_suites")
 def test_source_param_and_frozen_evaluation_are_used(tmp_path: Path) -> None:
-    first = stage(tmp_path, 1, params={"night_index": 1, "source": str(tmp_path / "elsewhere")})
-    assert (tmp_path / "elsewhere" / "2025-01-01").is_dir()
+    params = {"source": str(delivered(tmp_path / "elsewhere", 1))}
+    first = stage(tmp_path, 1, params=params)
     frozen = file_ref(Path(first.output("snapshot").path) / "evaluation.parquet")
-    params = {"night_index": 2, "source": str(tmp_path / "elsewhere")}
+    delivered(tmp_path / "elsewhere", 2)
     second = stage(tmp_path, 2, params=params, inputs={"frozen_evaluation": frozen})
     assert second.facts["evaluation_sha256"] == first.facts["evaluation_sha256"]
     assert second.facts["splits"]["evaluation"] == first.facts["splits"]["evaluation"]
-    third = stage(tmp_path, 3, params={"source": str(tmp_path / "elsewhere")}, data={"source": "unused"} | _shares())
+    third = stage(tmp_path, 3, params=params, data={"source": "unused"} | _shares())
     assert third.facts["snapshot_sha256"] not in (first.facts["snapshot_sha256"],)
 
 
@@ -98,21 +142,17 @@ def _shares() -> dict[str, Any]:
 
 @pytest.mark.usefixtures("no_suites")
 def test_a_second_run_of_a_done_stage_works_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    delivered(tmp_path / "quickstart", 1)
     first = stage(tmp_path, 1)
     monkeypatch.setattr(validate_stage, "validate", lambda *given, **named: pytest.fail("ran again"))
     assert stage(tmp_path, 1) == first
-
-
-@pytest.mark.parametrize("index", [0, -1, "two", True, None])
-def test_night_index_must_be_a_number_of_a_night(tmp_path: Path, index: object) -> None:
-    with pytest.raises(StageError, match="not the number of a night"):
-        stage(tmp_path, 1, params={"night_index": index})
 
 
 def test_critical_failures_are_data_errors_and_warnings_are_facts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = DataConfig.model_validate(DATA)
+    delivered(tmp_path / "quickstart", 1)
 
     def with_suites(outcome: Outcome, critical: bool) -> validate_stage.Validated:
         monkeypatch.setattr(validate_stage, "run_expectations", lambda s, c, docs: _suites(docs, outcome, critical))
@@ -151,8 +191,9 @@ def test_bad_data_leaves_report_and_quarantine(tmp_path: Path) -> None:
 
 def test_whole_stage_in_a_process_of_its_own_without_torch(tmp_path: Path) -> None:
     directory = tmp_path / "stage"
+    delivered(tmp_path / "quickstart", 1)
     config = DataConfig.model_validate(DATA).model_dump(mode="json")
-    spec = StageSpec("validate", "1", str(tmp_path), 7, {"data": config}, params={"night_index": 1})
+    spec = StageSpec("validate", "1", str(tmp_path), 7, {"data": config})
     write_spec(directory, spec)
     program = (
         "import sys; from pathlib import Path; from tasks.validate_stage import run\n"
