@@ -7,7 +7,7 @@ from pathlib import Path
 
 from configs.errors import ConfigError
 from configs.schema import NightConfig, load_config
-from tasks.preflight import PreflightError, check_models
+from tasks.preflight import PreflightError, check_models, reward_functions
 
 
 def validate_config(path: Path, overrides: Sequence[str]) -> str:
@@ -26,19 +26,20 @@ def validate_config(path: Path, overrides: Sequence[str]) -> str:
 
 
 def _problems(config: NightConfig) -> list[str]:
+    from training.rewards.functions import check_reward_name
+
     problems = []
     try:
         check_models(config)
     except (PreflightError, ConfigError, ValueError) as error:
         problems.append(str(error))
     source = config.data.source
-    if source is not None and "://" not in source and not Path(source).expanduser().exists():
+    if source is not None and "://" not in source and not Path(source).exists():
         hint = "relative paths start at the working directory"
         problems.append(f"data.source: {source}: no such file or folder\n  what to do: {hint}")
-    function = config.reward.function
-    if function is not None and ":" in function and function not in config.reward.allowed_functions:
-        problems.append(
-            f"reward.function: {function} is not in reward.allowed_functions\n"
-            f"  what to do: if you trust that code, write allowed_functions: [{function!r}]"
-        )
+    for key, name in reward_functions(config).items():
+        try:
+            check_reward_name(name, config.reward.allowed_functions, key)
+        except ConfigError as error:
+            problems.append(str(error))
     return problems

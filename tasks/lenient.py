@@ -12,7 +12,7 @@ Record = TypeVar("Record", bound=BaseModel)
 
 
 def without_unknown_keys(kind: type[Record], content: Any) -> Record:
-    """`content` as a `kind`, whatever keys a later version has added. Raises ValidationError for all that is wrong else.
+    """`content` as a `kind`, whatever keys a later version has added. Raises ValidationError for what else is wrong.
 
     A night's records outlive the code that wrote them; a config that a person writes is never read like this.
     """

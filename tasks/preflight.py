@@ -59,12 +59,20 @@ def check_models(config: NightConfig) -> None:
 
 def check_reward_function(config: NightConfig) -> None:
     """The functions that the config names exist and may be used. Raises a NightjarError naming the key."""
-    from training.rewards.functions import resolve_reward_function
+    from training.rewards.functions import check_reward_name, resolve_reward_function
 
-    if config.reward.kind == "function" and config.reward.function is not None:
-        resolve_reward_function(config.reward.function, config.reward.allowed_functions)
-    if config.evaluation.gold_function is not None:
-        resolve_reward_function(config.evaluation.gold_function, config.reward.allowed_functions)
+    for key, name in reward_functions(config).items():
+        check_reward_name(name, config.reward.allowed_functions, key)
+        resolve_reward_function(name, config.reward.allowed_functions)
+
+
+def reward_functions(config: NightConfig) -> dict[str, str]:
+    """Config key to the name of the function that stands there."""
+    named = {
+        "reward.function": config.reward.function if config.reward.kind == "function" else None,
+        "evaluation.gold_function": config.evaluation.gold_function,
+    }
+    return {key: name for key, name in named.items() if name is not None}
 
 
 def check_tracking(uri: str, timeout_seconds: float) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 
 class Section(BaseModel):
@@ -22,3 +23,5 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 LearningRate = Annotated[float, Field(gt=0.0, lt=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 Positive = Annotated[float, Field(gt=0.0)]
+UserPath = Annotated[str, AfterValidator(os.path.expanduser)]
+"""A path as a person writes it: a leading ~ becomes the home of whoever runs the night, once, when it is loaded."""

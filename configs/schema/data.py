@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from configs.schema.base import NonNegative, NonNegativeInt, PositiveInt, Section, Share
+from configs.schema.base import NonNegative, NonNegativeInt, PositiveInt, Section, Share, UserPath
 
 ColumnPath = Annotated[str, Field(min_length=1, max_length=200)]
 """A column's name, or a dotted path into a nested one, such as `6b_finetuning.solution`."""
@@ -77,7 +77,7 @@ class QuickstartConfig(Section):
 class DataConfig(Section):
     """The data section. Exactly one of `source` and `quickstart` is given."""
 
-    source: Annotated[str, Field(min_length=1)] | None = None
+    source: Annotated[UserPath, Field(min_length=1)] | None = None
     """A parquet, JSONL or JSONL.gz file, a folder of dated partitions of them, or a URI for pyarrow or fsspec."""
     quickstart: QuickstartConfig | None = None
     """Settings of the built-in generator instead of a source; `{}` takes its defaults."""

@@ -20,16 +20,19 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> NightConfig:
     """Read one night's YAML.
 
     `preset: NAME` at the top names a file of configs/presets whose values lie under the file's own.
-    `overrides` are `key.path=value` with YAML values, laid over both.
+    `overrides` are `key.path=value` with YAML values, laid over both; `preset=NAME` takes the place of the file's.
     Raises ConfigError naming the file, the key and the way out.
     """
     path = Path(path)
     content = _read_yaml(path)
+    above: dict[str, Any] = {}
+    for override in overrides:
+        above = merge(above, _parse_override(override))
     preset = content.pop("preset", None)
+    preset = above.pop("preset", preset)
     if preset is not None:
         content = merge(_read_preset(path, preset), content)
-    for override in overrides:
-        content = merge(content, _parse_override(override))
+    content = merge(content, above)
     try:
         return NightConfig.model_validate(content)
     except ValidationError as error:

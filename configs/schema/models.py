@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from configs.schema.base import PositiveInt, Section
+from configs.schema.base import PositiveInt, Section, UserPath
 
 QUICKSTART_BASE = "quickstart"
 
@@ -14,13 +14,13 @@ QUICKSTART_BASE = "quickstart"
 class ModelsConfig(Section):
     """Folders of the base models (Hugging Face layout, safetensors, with tokenizer) and shared limits."""
 
-    base: str
+    base: UserPath
     """Folder of the policy's base model, or `quickstart` for the tiny Llama that the project builds itself."""
-    teacher: str | None = None
+    teacher: UserPath | None = None
     """Folder of the teacher reward model's base; null: the reference policy (the base after sft)."""
     teacher_layers: PositiveInt | None = None
     """Keep only the first N decoder layers of the teacher's base; null: all."""
-    student: str | None = None
+    student: UserPath | None = None
     """Folder of the student reward model's base; null: the reference policy."""
     student_layers: PositiveInt | None = None
     """Keep only the first N decoder layers of the student's base; null: all."""

@@ -6,7 +6,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from configs.schema.base import LearningRate, NonNegative, NonNegativeInt, Positive, PositiveInt, Section, Share
+from configs.schema.base import (
+    LearningRate,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    PositiveInt,
+    Section,
+    Share,
+    UserPath,
+)
 
 
 class SupervisedConfig(Section):
@@ -107,7 +116,7 @@ class DistillConfig(SupervisedConfig):
     """Weight of the Bradley-Terry loss on the labels themselves."""
     policy_pairs: NonNegativeInt = 0
     """Training prompts that the reference policy answers twice; the teacher's scores of those are learnt too."""
-    continue_from: str | None = None
+    continue_from: UserPath | None = None
     """Folder with `adapter_model.safetensors` and score head to continue from; `champion`: the last night's student."""
     max_student_teacher_kl: Positive | None = 0.05
     """Held-out student-teacher KL in nats above which the stage fails; null only reports it."""

@@ -129,3 +129,24 @@ def test_config_is_frozen(tmp_path: Path) -> None:
     config = load_config(written(tmp_path))
     with pytest.raises(ValueError, match="frozen"):
         config.seed = 3
+
+
+def test_a_preset_may_be_chosen_on_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    path, of_file = written(tmp_path), written(tmp_path / "other", preset="stable")
+    assert load_config(path, ["preset=stable"]) == load_config(of_file)
+    assert load_config(of_file, ["preset=data_efficient"]) == load_config(path, ["preset=data_efficient"])
+    assert load_config(of_file, ["preset=null"]) == load_config(path)
+    assert load_config(path, ["ppo.rounds=3", "preset=stable"]).ppo.rounds == 3, "a preset lies under everything else"
+    assert "write one of data_efficient, stable" in refusal(path, "preset=stabel")
+
+
+def test_a_tilde_means_the_same_in_every_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    paths = ("data.source", "models.base", "models.teacher", "models.student", "distill.continue_from")
+    config = load_config(written(tmp_path), [f"{key}=~/x" for key in paths])
+    for key in paths:
+        section, name = key.split(".")
+        assert getattr(getattr(config, section), name) == "/home/ada/x", key
+    assert load_config(written(tmp_path), ["data.source=s3://bucket/~/x"]).data.source == "s3://bucket/~/x"
+    assert load_config(written(tmp_path), ["distill.continue_from=champion"]).distill.continue_from == "champion"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import re
 from collections.abc import Callable, Sequence
@@ -24,19 +25,26 @@ def resolve_reward_function(name: str, allowed_imports: Sequence[str] = ()) -> R
 
     Nothing outside the list is ever imported. Raises ConfigError saying what to write.
     """
+    check_reward_name(name, allowed_imports)
+    return BUILT_IN[name] if name in BUILT_IN else _import(name)
+
+
+def check_reward_name(name: str, allowed_imports: Sequence[str], key: str = "reward.function") -> None:
+    """Whether `name` may be used, without importing anything. Raises ConfigError naming the config's `key`."""
     if name in BUILT_IN:
-        return BUILT_IN[name]
+        return
     if not _IMPORT_PATH.fullmatch(name):
+        close = difflib.get_close_matches(name, BUILT_IN, n=1)
+        guess = f"; did you mean `{close[0]}`?" if close else ""
         raise ConfigError(
-            f"reward.function {name!r} is neither built in ({', '.join(sorted(BUILT_IN))}) nor an import path",
+            f"{key} {name!r} is neither built in ({', '.join(sorted(BUILT_IN))}) nor an import path{guess}",
             "write one of those names, or package.module:function",
         )
     if name not in allowed_imports:
         raise ConfigError(
-            f"reward.function {name!r} is not in reward.allowed_functions, so it is not imported",
+            f"{key} {name!r} is not in reward.allowed_functions, so it is not imported",
             f"if you trust that code, write reward.allowed_functions: [{name!r}]",
         )
-    return _import(name)
 
 
 def _import(path: str) -> RewardFunction:
