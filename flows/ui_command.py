@@ -14,9 +14,10 @@ from pathlib import Path
 import psutil
 from rich.console import Console
 
+from configs.credentials import without_credentials
 from configs.errors import NightjarError
 from tasks.last_config import sites_of
-from tasks.mlflow_client import ARTIFACTS, is_embedded, mlflow_environment, without_credentials
+from tasks.mlflow_client import ARTIFACTS, is_embedded, mlflow_environment
 
 LOG = "ui.log"
 _START_SECONDS = 180.0

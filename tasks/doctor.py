@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from configs.credentials import without_credentials
 from configs.errors import NightjarError
 from configs.schema import NightConfig
 from tasks.launch_plan import available_cores
-from tasks.mlflow_client import tracking_uri_of, without_credentials
+from tasks.mlflow_client import tracking_uri_of
 from tasks.prefect_health import check_prefect
 from tasks.preflight import check_home, check_models, check_reward_function, check_tracking, free_gigabytes
 

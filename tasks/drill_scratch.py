@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from configs.credentials import without_credentials
 from configs.errors import NightjarError
 from configs.schema.registry import RegistryConfig
 from tasks.candidate import RegisterRun, ServingSettings, register_candidate
 from tasks.drill_model import write_drill_model
 from tasks.launch_plan import ROOT
-from tasks.mlflow_client import DATABASE, without_credentials
+from tasks.mlflow_client import DATABASE
 from tasks.model_manifest import ModelFiles, stored_folder
 from tasks.process_tree import end_processes, start_child
 from tasks.registry import CHAMPION, Version, answering

@@ -6,10 +6,10 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from configs.credentials import without_credentials
 from configs.errors import NightjarError
 from configs.schema.registry import WatchConfig, WatchLimit
 from tasks.drill_scratch import Scratch
-from tasks.mlflow_client import without_credentials
 from tasks.preflight import check_tracking
 from tasks.promotion import promote
 from tasks.reconcile import reconcile

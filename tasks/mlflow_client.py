@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from configs.credentials import without_credentials
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -54,11 +55,6 @@ def connect(uri: str) -> MlflowClient:
     for name in ("alembic", "mlflow.store.db.utils"):
         logging.getLogger(name).setLevel(logging.WARNING)
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
-
-
-def without_credentials(text: str) -> str:
-    """A URI, or a message with URIs in it, as it may be shown: user and password replaced."""
-    return re.sub(r"://[^/\s@]*@", "://***@", text)
 
 
 def shown_cause(uri: str, error: Exception) -> Exception | None:

@@ -10,8 +10,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 
+from configs.credentials import without_credentials
 from configs.errors import NightjarError
-from tasks.mlflow_client import without_credentials
 
 _SECONDS = 10.0
 

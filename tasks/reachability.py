@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from urllib.parse import urlsplit
 
-from tasks.mlflow_client import connect, shown_cause, without_credentials
+from configs.credentials import without_credentials
+from tasks.mlflow_client import connect, shown_cause
 from tasks.registry_errors import TrackingUnavailable
 
 

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tasks.mlflow_client import connect, shown_cause, without_credentials
+from configs.credentials import without_credentials
+from tasks.mlflow_client import connect, shown_cause
 from tasks.registry_errors import RegistryError, TrackingUnavailable
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from configs.credentials import holds_password
 from configs.schema.base import NonNegative, NonNegativeInt, PositiveInt, Section, Share, UserPath
 
 ColumnPath = Annotated[str, Field(min_length=1, max_length=200)]
@@ -126,6 +127,16 @@ class DataConfig(Section):
             )
         if self.source is not None and self.quickstart is not None:
             raise ValueError("source and quickstart exclude each other; remove one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _no_password(self) -> DataConfig:
+        # The config is stored with every run. Judged on the section, since the error of a field repeats its value.
+        if self.source is not None and holds_password(self.source):
+            raise ValueError(
+                "source holds a password, and the config is stored with every run; write the URI without it, and set "
+                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or what your storage reads) in the environment"
+            )
         return self
 
     @model_validator(mode="after")

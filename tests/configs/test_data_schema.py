@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
+from configs.credentials import without_credentials
+from configs.schema import NightConfig
 from configs.schema.data import ColumnsConfig, DataConfig, QuickstartConfig, ResponseColumn
+from configs.schema.loading import explain
 
 
 def refused(**content: object) -> str:
@@ -18,6 +21,39 @@ def test_one_origin_is_needed_and_only_one() -> None:
     assert "write `source: PATH`" in refused()
     assert "exclude each other" in refused(source="x.parquet", quickstart={})
     assert DataConfig.model_validate({"quickstart": {}}).quickstart == QuickstartConfig()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "s3://AKIA:hunter2@bucket/pairs",
+        "s3://AKIA:hunter2/with/slashes@bucket/pairs",
+        "simplecache::https://ada:hunter2@example.org/pairs.parquet",
+    ],
+)
+def test_a_password_in_the_source_is_refused_and_not_repeated(source: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        DataConfig.model_validate({"source": source})
+    (error,) = caught.value.errors()
+    assert "AWS_SECRET_ACCESS_KEY" in error["msg"]
+    # An error of the section shows no value; one of the field `source` would.
+    assert error["loc"] == ()
+    assert "hunter2" not in explain("night.yaml", _in_a_night(source))
+    assert "hunter2" not in without_credentials(f"{source}: no such file")
+
+
+def _in_a_night(source: str) -> ValidationError:
+    with pytest.raises(ValidationError) as caught:
+        NightConfig.model_validate({"name": "n", "data": {"source": source}})
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["s3://bucket/a@b", "abfs://container@account/x", "https://example.org:8080/a@b", "pairs:old@1.parquet", "file:///x"],
+)
+def test_a_source_without_a_password_is_taken(source: str) -> None:
+    assert DataConfig(source=source).source == source
 
 
 def test_unknown_keys_and_changes_are_refused() -> None:

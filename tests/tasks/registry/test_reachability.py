@@ -10,7 +10,8 @@ from subprocess import Popen
 
 import pytest
 
-from tasks.mlflow_client import tracking_uri_of, without_credentials
+from configs.credentials import without_credentials
+from tasks.mlflow_client import tracking_uri_of
 from tasks.reachability import require_tracking
 from tasks.registry import ModelRegistry
 from tasks.registry_errors import TrackingUnavailable
