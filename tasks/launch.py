@@ -120,7 +120,7 @@ def _attempt(
     tail = MetricsTail(directory, spec.stage, progress)
     with renewed_lease(directory, plan.lease):
         child = ready.take(directory, plan) or start_child(
-            plan.command(spec.stage, directory), directory, log, plan.environment()
+            plan.command(spec.stage, directory), directory, log, plan.environment(spec.stage)
         )
         try:
             while child.poll() is None:

@@ -17,7 +17,10 @@ MODULES = {"validate": "tasks"}
 """Package that holds a stage; every other stage is in `training`."""
 DISTRIBUTED = frozenset({"sft", "reward", "distill", "ppo"})
 """Stages that several ranks share; the others run as one process whatever the config says."""
-_PRIVATE_PREFIXES = ("PREFECT_", "MLFLOW_", "AWS_", "AZURE_", "GOOGLE_")
+READS_SOURCE = "validate"
+"""The one stage that reads data.source, which may lie in a private bucket. It loads no model."""
+_SERVERS = ("PREFECT_", "MLFLOW_")
+_CLOUDS = ("AWS_", "AZURE_", "GOOGLE_")
 
 
 @dataclass(frozen=True)
@@ -61,12 +64,16 @@ class LaunchPlan:
             return [sys.executable, *stage_arguments]
         return [sys.executable, "-m", "torch.distributed.run", *self._rendezvous(), *stage_arguments]
 
-    def environment(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
-        """The child's environment: without the servers' credentials, with threads, device and lease."""
+    def environment(self, stage: str, base: Mapping[str, str] | None = None) -> dict[str, str]:
+        """The child's environment: without credentials of servers and clouds, with threads, device and lease.
+
+        The stage that reads the source keeps the clouds' credentials: it could not open what preflight opened.
+        """
+        private = _SERVERS if stage == READS_SOURCE else _SERVERS + _CLOUDS
         environment = {
             name: value
             for name, value in (os.environ if base is None else base).items()
-            if not name.startswith(_PRIVATE_PREFIXES)
+            if not name.startswith(private)
         }
         threads = str(self.threads_per_rank())
         environment |= {

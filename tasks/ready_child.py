@@ -41,7 +41,7 @@ class ReadyChildren:
             return False
         directory.mkdir(parents=True, exist_ok=True)
         command = [*plan.command(stage, directory), READY]
-        child = start_child(command, directory, directory / LOG, plan.environment(), stdin=subprocess.PIPE)
+        child = start_child(command, directory, directory / LOG, plan.environment(stage), stdin=subprocess.PIPE)
         self._waiting[directory] = _Waiting(plan, child)
         return True
 

@@ -20,6 +20,7 @@ from tasks.launch import last_words, run_stage
 from tasks.launch_plan import LaunchPlan
 from tasks.process_tree import end_processes, processes_of
 from tasks.progress import Silent
+from tasks.stages import SHAPES
 from training.contract import StageSpec, read_spec, write_spec
 from training.errors import StageError
 
@@ -174,7 +175,7 @@ def test_interrupt_ends_the_child(home: Path) -> None:
 def test_a_child_that_ignores_sigterm_is_killed(home: Path) -> None:
     directory = home / "runs/n1/sft"
     write_spec(directory, spec_in(home, "stubborn"))
-    environment = PLAN.environment() | {"NIGHTJAR_STAGE_DIRECTORY": str(directory.resolve())}
+    environment = PLAN.environment("sft") | {"NIGHTJAR_STAGE_DIRECTORY": str(directory.resolve())}
     child = subprocess.Popen(PLAN.command("sft", directory), env=environment, stdout=subprocess.DEVNULL)
     wait_for(directory / "child.pid")
     assert end_processes(directory, grace_seconds=0.5) == 1
@@ -227,10 +228,16 @@ def test_directory_of_another_key_is_moved_aside(home: Path) -> None:
     assert read_spec(directory.with_name("sft.superseded-1")).seed == 0
 
 
-def test_children_get_no_credentials_of_servers() -> None:
-    environment = PLAN.environment({"MLFLOW_TRACKING_PASSWORD": "s3cret", "PREFECT_API_KEY": "k", "PATH": "/bin"})
-    assert "s3cret" not in environment.values()
-    assert "PREFECT_API_KEY" not in environment
+SERVERS = {"MLFLOW_TRACKING_PASSWORD": "s3cret", "PREFECT_API_KEY": "k"}
+CLOUDS = {"AWS_SECRET_ACCESS_KEY": "a", "AZURE_STORAGE_KEY": "b", "GOOGLE_APPLICATION_CREDENTIALS": "/c.json"}
+
+
+@pytest.mark.parametrize("stage", SHAPES)
+def test_only_the_stage_that_reads_the_source_gets_credentials_and_only_of_clouds(stage: str) -> None:
+    environment = PLAN.environment(stage, SERVERS | CLOUDS | {"PATH": "/bin"})
+    assert not environment.keys() & SERVERS.keys()
+    kept = {name: value for name, value in environment.items() if name in CLOUDS}
+    assert kept == (CLOUDS if stage == "validate" else {})
     assert environment["PATH"] == "/bin"
 
 
