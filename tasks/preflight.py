@@ -119,3 +119,8 @@ def _problems(checks: list[Callable[[], object]]) -> Iterator[NightjarError]:
             check()
         except NightjarError as error:
             yield error
+        except OSError as error:
+            what = error.filename or "a file that the night needs"
+            yield PreflightError(
+                f"{what} cannot be read: {error.strerror or error}", "check the path, its permissions and its disk"
+            )

@@ -62,6 +62,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not readable as YAML: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}", "check its permissions") from None
     if not isinstance(content, dict):
         raise ConfigError(
             f"{path}: the file must be a mapping of sections", "see configs/quickstart.yaml for the shape"

@@ -150,3 +150,15 @@ def test_a_tilde_means_the_same_in_every_path(tmp_path: Path, monkeypatch: pytes
         assert getattr(getattr(config, section), name) == "/home/ada/x", key
     assert load_config(written(tmp_path), ["data.source=s3://bucket/~/x"]).data.source == "s3://bucket/~/x"
     assert load_config(written(tmp_path), ["distill.continue_from=champion"]).distill.continue_from == "champion"
+
+
+def test_a_file_that_cannot_be_read_is_a_config_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "night.yaml"
+    file.write_text("name: n")
+
+    def refused(self: Path, **named: object) -> str:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "read_text", refused)
+    with pytest.raises(ConfigError, match=r"night\.yaml: cannot be read: Permission denied"):
+        load_config(file)

@@ -90,3 +90,11 @@ def test_a_home_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_free_space_is_that_of_the_nearest_folder_that_exists(tmp_path: Path) -> None:
     assert preflight.free_gigabytes(tmp_path / "a" / "b" / "c") > 0
+
+
+def test_a_check_that_may_not_read_its_file_is_a_problem_like_others(tmp_path: Path) -> None:
+    def unreadable() -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "/models/base/config.json")
+
+    with pytest.raises(PreflightError, match=r"/models/base/config\.json cannot be read: Permission denied"):
+        check_before(config_of(), tmp_path / "home", unreadable)

@@ -9,6 +9,7 @@ from itertools import chain, islice
 import numpy as np
 import numpy.typing as npt
 
+from configs.credentials import without_credentials
 from configs.schema.data import DataConfig
 from training.data.checks import PairLedger, check_row
 from training.data.formats import Shape, choose_shape, normalise
@@ -50,7 +51,7 @@ def gather(source: Source, config: DataConfig, spool: RowSpool, quarantine: Quar
     readable = [raw.values for raw in head if raw.values is not None]
     if not head:
         raise DataError(
-            f"data.source {source.uri}: no rows in {len(source.files)} file(s)",
+            f"data.source {without_credentials(source.uri)}: no rows in {len(source.files)} file(s)",
             "put data there, or name another source",
         )
     if not readable:
@@ -98,9 +99,9 @@ def _take(row: Row, raw: RawRow, config: DataConfig, gathered: Gathered, spool: 
 
 
 def _nothing_readable(source: Source, head: list[RawRow]) -> DataError:
-    first = next(iter(_problems(head)))
+    first, shown = next(iter(_problems(head))), without_credentials(source.uri)
     return DataError(
-        f"{head[0].file}: none of the first {len(head)} rows of {source.uri} can be read ({first.reason})",
+        f"{head[0].file}: none of the first {len(head)} rows of {shown} can be read ({first.reason})",
         "write JSON lines (one object a line, UTF-8) or parquet",
     )
 

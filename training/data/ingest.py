@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from configs.credentials import without_credentials
 from configs.schema.data import DataConfig
 from training.data.fates import Fate, decide
 from training.data.gather import Gathered, Progress, gather
@@ -124,7 +125,7 @@ def _write(job: _Job, gathered: Gathered, spool: RowSpool, fates: Sequence[Fate]
 def _report(job: _Job, gathered: Gathered, splits: Mapping[str, int], measure: Measure) -> ValidationReport:
     tally = gathered.tally
     report = ValidationReport(
-        source=job.source.uri,
+        source=without_credentials(job.source.uri),
         shape=gathered.shape,
         rows_read=tally.rows_read,
         splits=splits,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import posixpath
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from configs.credentials import without_credentials
 from training.data.files import read_jsonl, read_parquet
 from training.data.reasons import Problem
 from training.errors import DataError
@@ -41,11 +43,17 @@ class Source:
     files: tuple[SourceFile, ...]
 
     def digest(self) -> str:
-        """sha256 of the files' names and contents: whether new data has arrived. Reads every byte once."""
+        """sha256 of the files' names and contents: whether new data has arrived. Reads every byte once.
+
+        Raises DataError naming the file that cannot be read.
+        """
         digest = hashlib.sha256()
         for file in self.files:
             digest.update(f"{file.name}\0{file.size}\0".encode())
-            with self.filesystem.open_input_stream(file.path, compression=None) as stream:
+            with (
+                _reaching(f"{without_credentials(self.uri)}: {file.name}"),
+                self.filesystem.open_input_stream(file.path, compression=None) as stream,
+            ):
                 while chunk := stream.read(1 << 20):
                     digest.update(chunk)
         return digest.hexdigest()
@@ -68,25 +76,25 @@ class RawRow:
 def open_source(uri: str) -> Source:
     """Find the data files of a file, a folder or a URI. Raises DataError saying what was found instead."""
     filesystem, root = _filesystem(uri)
-    try:
+    shown = without_credentials(uri)
+    with _reaching(shown):
         info = filesystem.get_file_info(root)
-    except OSError as error:
-        raise DataError(f"data.source {uri}: cannot be reached: {error}", "check address and credentials") from None
     if info.type == pafs.FileType.NotFound:
         raise DataError(
-            f"data.source {uri}: no such file or folder",
+            f"data.source {shown}: no such file or folder",
             f"write the path of a {_READABLE} file or of a folder of them, or a URI; "
             "relative paths start at the working folder",
         )
     name = posixpath.basename(root.rstrip("/"))
     if info.type == pafs.FileType.File:
         if not name.lower().endswith(PARQUET + JSON_LINES):
-            raise DataError(f"data.source {uri}: not a {_READABLE} file", "convert it, or name another file")
+            raise DataError(f"data.source {shown}: not a {_READABLE} file", "convert it, or name another file")
         files: tuple[SourceFile, ...] = (SourceFile(root, name, _stem(name), info.size),)
     else:
-        files = _files_below(filesystem, root)
+        with _reaching(shown):
+            files = _files_below(filesystem, root)
         if not files:
-            raise DataError(f"data.source {uri}: the folder holds no {_READABLE} file", "put the partitions below it")
+            raise DataError(f"data.source {shown}: the folder holds no {_READABLE} file", "put the partitions below it")
     return Source(uri, _stem(name), filesystem, files)
 
 
@@ -107,6 +115,19 @@ def source_digest(uri: str) -> str:
     return open_source(uri).digest()
 
 
+@contextmanager
+def _reaching(what: str) -> Iterator[None]:
+    """Say in words that `what` (a source, or a file of it) cannot be read: no permission, or a network that broke."""
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        said = without_credentials(str(error)) or type(error).__name__
+        raise DataError(
+            f"data.source {what}: cannot be read: {said}",
+            "check address, permissions and credentials, and repeat the command",
+        ) from None
+
+
 def _filesystem(uri: str) -> tuple[pafs.FileSystem, str]:
     if "://" not in uri:
         return pafs.LocalFileSystem(), Path(uri).expanduser().resolve().as_posix()
@@ -124,7 +145,7 @@ def _fsspec(uri: str) -> tuple[pafs.FileSystem, str]:
         filesystem, root = fsspec.core.url_to_fs(uri)
     except (ValueError, ImportError, OSError) as error:
         raise DataError(
-            f"data.source {uri}: neither pyarrow nor fsspec can open it: {error}",
+            f"data.source {without_credentials(f'{uri}: neither pyarrow nor fsspec can open it: {error}')}",
             "check the scheme (s3://, gs://, file://, ...) and install the fsspec package for it",
         ) from None
     return pafs.PyFileSystem(pafs.FSSpecHandler(filesystem)), root

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import fsspec
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
+from training.data import reading
 from training.data.reading import RawRow, open_source, read_rows, source_digest
 from training.data.reasons import Reason
 from training.errors import DataError
@@ -154,3 +156,42 @@ def test_digest_follows_contents_and_names(tmp_path: Path) -> None:
     with_more = source_digest(str(tmp_path / "d"))
     write_jsonl(tmp_path / "d" / "b.jsonl", [{"n": 2}])
     assert len({before, with_more, source_digest(str(tmp_path / "d"))}) == 3
+
+
+class Refusing(fsspec.get_filesystem_class("memory")):  # type: ignore[misc]
+    """A store that shows its root and then breaks: no permission below it, or no network."""
+
+    breaks_at = "find"
+
+    def find(self, path, *args, **kwargs):
+        if self.breaks_at == "find":
+            raise PermissionError(13, "Permission denied", path)
+        return super().find(path, *args, **kwargs)
+
+    def _open(self, path, *args, **kwargs):
+        if self.breaks_at == "open" and path.endswith("2.jsonl"):
+            raise OSError("connection reset: s3://KEY:hunter2@store")
+        return super()._open(path, *args, **kwargs)
+
+
+def refusing(monkeypatch: pytest.MonkeyPatch, breaks_at: str) -> None:
+    store = Refusing(skip_instance_cache=True)
+    for name in ("1.jsonl", "2.jsonl"):
+        store.pipe(f"/store/{name}", b"{}")
+    store.breaks_at = breaks_at
+    filesystem = pafs.PyFileSystem(pafs.FSSpecHandler(store))
+    monkeypatch.setattr(reading, "_filesystem", lambda uri: (filesystem, "/store"))
+
+
+def test_a_folder_that_may_not_be_read_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing(monkeypatch, "find")
+    with pytest.raises(DataError, match=r"data\.source s3://store: cannot be read: .*Permission denied") as caught:
+        open_source("s3://store")
+    assert "permissions" in (caught.value.hint or "")
+
+
+def test_a_network_that_breaks_while_hashing_names_the_file_and_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing(monkeypatch, "open")
+    with pytest.raises(DataError, match=r"2\.jsonl: cannot be read: .*connection reset") as caught:
+        source_digest("s3://KEY:hunter2@store")
+    assert "hunter2" not in str(caught.value)
