@@ -1,4 +1,4 @@
-"""Locks that end with their process, and a way to tell whether a process of another day still lives."""
+"""Locks that end with their process."""
 
 from __future__ import annotations
 
@@ -6,70 +6,33 @@ import fcntl
 import json
 import os
 import re
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
-from tasks.registry_errors import LockHeld
+from tasks.process_identity import ProcessIdentity
+from tasks.registry_errors import LockHeld, LockUnusable
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _POLL_SECONDS = 0.1
-_SAME_START_SECONDS = 1.0
-
-
-@dataclass(frozen=True)
-class ProcessIdentity:
-    """A process that a reused pid cannot impersonate: host, boot, pid and start time (seconds since 1970)."""
-
-    host: str
-    boot_id: str
-    pid: int
-    started: float
-
-    @classmethod
-    def current(cls) -> ProcessIdentity:
-        """This process."""
-        import psutil
-
-        return cls(socket.gethostname(), boot_id(), os.getpid(), psutil.Process().create_time())
-
-    def alive(self) -> bool | None:
-        """True or False on this host; None for a process of another host, which only its heartbeat can tell."""
-        import psutil
-
-        if self.host != socket.gethostname():
-            return None
-        if self.boot_id != boot_id():
-            return False
-        try:
-            process = psutil.Process(self.pid)
-            if process.status() == psutil.STATUS_ZOMBIE:
-                return False
-            return bool(abs(process.create_time() - self.started) < _SAME_START_SECONDS)
-        except psutil.NoSuchProcess:
-            return False
-
-
-def boot_id() -> str:
-    """Changes with every start of the machine."""
-    if _BOOT_ID.exists():
-        return _BOOT_ID.read_text().strip()
-    import psutil
-
-    return str(int(psutil.boot_time()))
 
 
 @contextmanager
 def held_lock(path: Path, purpose: str, wait_seconds: float = 0.0) -> Iterator[None]:
     """Hold `path` alone. The kernel lets go when the process ends, however it ends; the file stays and means nothing.
 
-    Raises LockHeld naming the holder when another process (or another part of this one) keeps it for `wait_seconds`.
+    Raises LockHeld naming the holder when another process (or another part of this one) keeps it for `wait_seconds`,
+    LockUnusable when the file cannot be made.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise LockUnusable(
+            f"{purpose} cannot start: {path} cannot be opened: {error.strerror or error}",
+            "make its folder writable with room on its disk, or set NIGHTJAR_HOME or runtime.home to one that is",
+        ) from None
     try:
         _take(descriptor, path, purpose, time.monotonic() + wait_seconds)
         _sign(descriptor, purpose)

@@ -8,6 +8,7 @@ __all__ = [
     "BannedVersion",
     "JournalError",
     "LockHeld",
+    "LockUnusable",
     "PromotionError",
     "PromotionRaced",
     "RegistryError",
@@ -32,6 +33,10 @@ class JournalError(NightjarError, RuntimeError):
 
 class LockHeld(NightjarError, RuntimeError):
     """Another process is doing the same thing; try again when it has ended."""
+
+
+class LockUnusable(NightjarError, RuntimeError):
+    """The lock's file cannot be made or opened, so nobody can be kept out; nothing was begun."""
 
 
 class PromotionError(NightjarError, RuntimeError):

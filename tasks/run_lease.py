@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Event, Thread
 
-from tasks.locks import ProcessIdentity
+from tasks.process_identity import ProcessIdentity
 from training.contract import write_json
 
 HEARTBEAT_SECONDS = 30.0

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, MutableMapping
 
 import psutil
+
+from tasks.process_identity import ProcessIdentity
 
 OWNER = "NIGHTJAR_SERVER_OWNER"
 _SERVER = "prefect.server"
@@ -14,8 +17,8 @@ _GRACE_SECONDS = 10.0
 
 def sign(environment: MutableMapping[str, str]) -> None:
     """Leave this process's name in `environment`, so that the server it starts can be told from another's."""
-    me = psutil.Process()
-    environment[OWNER] = f"{me.pid}:{me.create_time():.2f}"
+    me = ProcessIdentity.current()
+    environment[OWNER] = f"{me.boot_id}:{me.pid}:{me.started}"
 
 
 def end_strays(prefect_home: str) -> int:
@@ -44,10 +47,9 @@ def _is_stray(process: psutil.Process, prefect_home: str) -> bool:
 
 
 def _lives(owner: str) -> bool:
-    pid, _, created = owner.partition(":")
     try:
-        process = psutil.Process(int(pid))
-        return f"{process.create_time():.2f}" == created and process.status() != psutil.STATUS_ZOMBIE
+        boot, pid, started = owner.split(":")
+        return ProcessIdentity(socket.gethostname(), boot, int(pid), float(started)).alive() is True
     except (psutil.Error, OSError, ValueError):
         return False
 

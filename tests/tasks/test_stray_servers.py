@@ -7,11 +7,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tasks.process_identity import ProcessIdentity
 from tasks.stray_servers import OWNER, end_strays, sign
 
 SERVER = [sys.executable, "-c", "import time; time.sleep(600)", "prefect.server.api.server:create_app"]
@@ -20,9 +22,13 @@ SERVER = [sys.executable, "-c", "import time; time.sleep(600)", "prefect.server.
 def gone_owner() -> str:
     """The name of a process that has ended."""
     over = subprocess.Popen([sys.executable, "-c", ""])
-    created = psutil.Process(over.pid).create_time()
+    name = name_of(ProcessIdentity.of(over.pid))
     over.wait()
-    return f"{over.pid}:{created:.2f}"
+    return name
+
+
+def name_of(process: ProcessIdentity) -> str:
+    return f"{process.boot_id}:{process.pid}:{process.started}"
 
 
 @pytest.fixture
@@ -49,7 +55,7 @@ def test_a_server_whose_night_is_gone_is_ended(start, tmp_path: Path) -> None:
 
 
 def test_a_pid_that_was_given_out_again_is_no_owner(start, tmp_path: Path) -> None:
-    start(f"{os.getpid()}:1.00")
+    start(name_of(replace(ProcessIdentity.current(), started=1.0)))
     assert end_strays(str(tmp_path)) == 1
 
 
@@ -59,6 +65,22 @@ def test_the_server_of_a_living_night_stays(start, tmp_path: Path) -> None:
     server = start(mine[OWNER])
     assert end_strays(str(tmp_path)) == 0
     assert server.poll() is None
+
+
+def test_the_server_of_a_living_night_stays_when_the_clock_is_set(start, tmp_path: Path, monkeypatch) -> None:
+    mine: dict[str, str] = {}
+    sign(mine)
+    server = start(mine[OWNER])
+    before = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: before(self) + 3600.0)
+    assert end_strays(str(tmp_path)) == 0
+    assert server.poll() is None
+
+
+@pytest.mark.parametrize("name", [f"{os.getpid()}:1.00", "nonsense", ""])
+def test_a_name_of_another_version_is_of_nobody(start, tmp_path: Path, name: str) -> None:
+    start(name)
+    assert end_strays(str(tmp_path)) == (1 if name else 0)
 
 
 def test_servers_of_other_homes_and_other_programs_stay(start, tmp_path: Path) -> None:

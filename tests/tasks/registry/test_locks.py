@@ -1,19 +1,17 @@
-"""Locks end with their process; a reused pid is not the old process."""
+"""Locks end with their process."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tasks.locks import ProcessIdentity, held_lock, model_lock_path
-from tasks.registry_errors import LockHeld
+from tasks.locks import held_lock, model_lock_path
+from tasks.registry_errors import LockHeld, LockUnusable
 
 HOLDER = """
 import sys, time
@@ -62,22 +60,9 @@ def test_lock_names_are_file_names(tmp_path: Path) -> None:
     assert model_lock_path(tmp_path, "a b/../c").parent == tmp_path / "locks"
 
 
-def test_process_identity_sees_through_reused_pids_boots_and_hosts() -> None:
-    me = ProcessIdentity.current()
-    assert me.alive() is True
-    assert dataclasses.replace(me, started=me.started - 100).alive() is False
-    assert dataclasses.replace(me, boot_id="another").alive() is False
-    assert dataclasses.replace(me, host="another").alive() is None
-
-
-def test_a_dead_and_a_zombie_process_are_dead() -> None:
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    process = psutil.Process(child.pid)
-    identity = dataclasses.replace(ProcessIdentity.current(), pid=child.pid, started=process.create_time())
-    assert identity.alive() is True
-    child.kill()
-    while process.status() != psutil.STATUS_ZOMBIE:
+def test_a_lock_that_cannot_be_made_is_said_in_words(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("a file where the folder should be")
+    file = tmp_path / "home" / "night.lock"
+    with pytest.raises(LockUnusable, match=f"a night cannot start: {file}") as caught, held_lock(file, "a night"):
         pass
-    assert identity.alive() is False
-    child.wait()
-    assert identity.alive() is False
+    assert "NIGHTJAR_HOME" in (caught.value.hint or "")
