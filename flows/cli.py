@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,7 @@ from rich.markup import escape
 
 from configs.errors import NightjarError
 from flows.deploy_command import register as register_deploy
+from training.disk import full_disk_in_words
 
 HELP = """[bold]Nightjar[/]: nightly offline RLHF that a team can leave alone.
 
@@ -201,7 +203,8 @@ def say(text: str) -> None:
 def main() -> None:
     """Entry point. An error that somebody can mend is said in words; only a defect shows a traceback."""
     try:
-        app()
+        with full_disk_in_words(Path(os.environ.get("NIGHTJAR_HOME", ".nightjar"))):
+            app()
     except NightjarError as error:
         Console(stderr=True).print(f"[red]error[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(EXIT_USER)

@@ -16,6 +16,7 @@ from configs.schema import NightConfig, load_config
 from flows.flow_log import FlowLog
 from flows.handover import is_handed_over
 from flows.night_tasks import gate_task, promote_task, reconcile_task, register_task, report_task, stage_task
+from flows.only_shown import only_shown
 from flows.request import NightRequest
 from flows.stopping import leave_if_embedded
 from tasks.act_runs import GATE, PROMOTE, REGISTER, acting
@@ -38,6 +39,7 @@ from tasks.run_lease import run_lease
 from tasks.site import Site
 from tasks.summary import summarise
 from tasks.tracking import finish_late
+from training.disk import full_disk_in_words
 
 if TYPE_CHECKING:
     from tasks.judging import EvaluationReport, GateDecision
@@ -71,7 +73,7 @@ def nightly(request: NightRequest) -> State[Any]:
                 alone.enter_context(only_night(home))
             except LockHeld as busy:
                 return _skipped(f"another night is running: {busy.message}")
-            with listening(FlowLog(listener())):
+            with listening(FlowLog(listener())), full_disk_in_words(home):
                 return _run(request, config, home)
     except NightjarError as error:
         return Failed(message=str(error))
@@ -117,18 +119,28 @@ def _run_opened(request: NightRequest, config: NightConfig, book: NightBook, sit
         tracker = NightTracker.open(site, state.night, config)
         night = NightWork(config, book, site, tracker, state)
         try:
-            night.note(mlflow_run_id=tracker.run.run_id)
-            return _work(request, night)
+            with full_disk_in_words(book.home):
+                night.note(mlflow_run_id=tracker.run.run_id)
+                return _work(request, night)
         except NightjarError as error:
-            night.note(status="failed", ended=time.time(), reason=error.message)
-            _report(night, *_judged_so_far(night))
-            night.finish("FAILED")
+            _close_failed(night, error)
             raise
         except BaseException:
-            night.finish("KILLED")  # the state on disk stays `running`: repeating the command goes on
+            with only_shown("the end of a killed night"):
+                night.finish("KILLED")  # the state on disk stays `running`: repeating the command goes on
             raise
         finally:
             night.ready.end()
+
+
+def _close_failed(night: NightWork, error: NightjarError) -> None:
+    """Note, show and end a failed night. Nothing in here may take the place of the error that is being told."""
+    with only_shown("the state of a failed night"):
+        night.note(status="failed", ended=time.time(), reason=error.message)
+    with only_shown("the page of a failed night"):
+        _report(night, *_judged_so_far(night))
+    with only_shown("the end of a failed night"):
+        night.finish("FAILED")
 
 
 def _judged_so_far(night: NightWork) -> tuple[EvaluationReport | None, GateDecision | None]:
@@ -163,11 +175,13 @@ def _work(request: NightRequest, night: NightWork) -> State[Any]:
         with acting(night, REGISTER):
             version = register_task(night, decision)
         reason = _promote(request, night, decision, version)
-    publish_judgement(night, report)
-    # 7. The page that a person reads.
+    with only_shown("the judgement in MLflow"):
+        publish_judgement(night, report)
+    # 7. The page that a person reads. The champion has moved or stayed by now: no display changes how the night ended.
     night.note(status="finished", ended=time.time(), reason=reason)
     _report(night, report, decision)
-    night.finish("FINISHED")
+    with only_shown("the night's end in MLflow"):
+        night.finish("FINISHED")
     return _final_state(night, decision)
 
 
@@ -176,7 +190,8 @@ def _run_stage(night: NightWork, stage: str, spec: StageSpec) -> StageRun:
     try:
         return stage_task(stage, spec, str(night.directory(stage)), night.plan(stage), night)
     except NightjarError:
-        night.lost(stage, time.monotonic() - started)
+        with only_shown(f"the seconds of {stage}"):
+            night.lost(stage, time.monotonic() - started)
         raise
 
 
@@ -203,10 +218,15 @@ def _promote(request: NightRequest, night: NightWork, decision: GateDecision, ve
 
 
 def _report(night: NightWork, report: EvaluationReport | None, decision: GateDecision | None) -> None:
-    summary = summarise(night.state, night.config, night.results, report, decision)
-    publish_summary(night, summary)
-    listener().summary(summary)
-    report_task(summary)
+    """The page in MLflow, on the terminal and in Prefect, each by itself."""
+    with only_shown("the night's page"):
+        summary = summarise(night.state, night.config, night.results, report, decision)
+        with only_shown("the page in MLflow"):
+            publish_summary(night, summary)
+        with only_shown("the page on the terminal"):
+            listener().summary(summary)
+        with only_shown("the page in Prefect"):
+            report_task(summary)
 
 
 def _final_state(night: NightWork, decision: GateDecision) -> State[Any]:

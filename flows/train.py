@@ -20,6 +20,7 @@ from tasks.launch import StageRun, run_stage
 from tasks.launch_plan import LaunchPlan
 from tasks.progress import listener, listening
 from training.contract import StageSpec, read_spec
+from training.disk import full_disk_in_words
 
 
 class TrainRequest(Form):
@@ -63,7 +64,11 @@ def train(request: TrainRequest) -> State[Any]:
         handover = Handover(Path(request.handover)) if request.handover else None
         spec = read_spec(handover.folder if handover else Path(request.directory))
         plan = LaunchPlan.of(request.runtime, spec.stage)
-        with listening(FlowLog(listener())), ending_with_the_night(handover, plan.lease):
+        with (
+            listening(FlowLog(listener())),
+            ending_with_the_night(handover, plan.lease),
+            full_disk_in_words(Path(request.directory)),
+        ):
             done = run_task(spec.stage, spec, request.directory, plan)
     except NightjarError as error:
         return Failed(message=str(error))

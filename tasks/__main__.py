@@ -11,6 +11,7 @@ import logging
 import sys
 from pathlib import Path
 
+from training.disk import full_disk_in_words
 from training.errors import NightjarError
 from training.process import die_with_parent, run_stage, watch_lease
 
@@ -28,7 +29,8 @@ def main(arguments: list[str] | None = None) -> int:
     watch_lease(options.directory)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stdout)
     try:
-        run_stage(options.directory, importlib.import_module(STAGES[options.stage]).run)
+        with full_disk_in_words(options.directory):
+            run_stage(options.directory, importlib.import_module(STAGES[options.stage]).run)
     except NightjarError as error:
         logging.getLogger("nightjar").error("%s: %s", type(error).__name__, error)
         return USER_ERROR

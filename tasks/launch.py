@@ -142,7 +142,8 @@ def _attempt(
     words = last_words(log, log_start)
     # torchrun reports its own exit code, so there only the words tell.
     if child.returncode == USER_ERROR or (plan.is_distributed and words.is_user_error):
-        raise StageError(f"stage {spec.stage}: {words.text}")
+        # A full disk takes the child's words with it.
+        raise StageError(f"stage {spec.stage}: {words.text or 'ended without a word; look whether the disk is full'}")
     raise _ChildDied(f"died ({how_it_ended(child.returncode)}{': ' + words.text if words.text else ''})")
 
 

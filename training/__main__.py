@@ -9,6 +9,7 @@ import os
 import sys
 from pathlib import Path
 
+from training.disk import full_disk_in_words
 from training.errors import NightjarError
 from training.process import die_with_parent, run_stage, watch_lease
 
@@ -42,8 +43,9 @@ def main(arguments: list[str] | None = None) -> int:
             return 0  # whoever was to say when is gone, or does not need this stage
     watch_lease(options.directory)
     try:
-        prepare_torch(options.directory)
-        run_stage(options.directory, importlib.import_module(STAGES[options.stage]).run)
+        with full_disk_in_words(options.directory):
+            prepare_torch(options.directory)
+            run_stage(options.directory, importlib.import_module(STAGES[options.stage]).run)
     except NightjarError as error:
         logging.getLogger("nightjar").error("%s: %s", type(error).__name__, error)
         return 2

@@ -9,6 +9,7 @@ __all__ = [
     "ConfigError",
     "ContractError",
     "DataError",
+    "DiskFullError",
     "GateError",
     "GuardStop",
     "ModelFolderError",
@@ -36,6 +37,10 @@ class CheckpointError(NightjarError, RuntimeError):
 
 class StoreError(NightjarError, RuntimeError):
     """The trajectory store on disk is inconsistent beyond its own recovery; names the segment."""
+
+
+class DiskFullError(NightjarError, RuntimeError):
+    """The disk or the quota is full; the user makes room. What was complete stays, and the night goes on from it."""
 
 
 class GateError(NightjarError, ValueError):
