@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from training.contract import LEASE
@@ -19,7 +19,9 @@ def renewed_lease(directory: Path, lease_seconds: float) -> Iterator[None]:
 
     def renew() -> None:
         while not stop.wait(lease_seconds / 4):
-            file.touch()
+            # A disk that refuses for a moment must not end the thread, and with it the child.
+            with suppress(OSError):
+                file.touch()
 
     thread = threading.Thread(target=renew, name="nightjar-lease", daemon=True)
     thread.start()
