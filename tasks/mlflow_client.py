@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +25,9 @@ _QUIET = {
 }
 # MLflow's own seven retries with doubling pauses make a dead server look like a hanging night.
 _BOUNDED = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3", "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1"}
+# A server that takes connections and answers none would hold a call for MLflow's two minutes, times the retries.
+# Uploads wait that long with good reason: the server answers when the last byte is stored.
+_BRIEF = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "15", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
 
 
 def tracking_uri_of(home: Path, configured: str | None) -> str:
@@ -55,6 +61,43 @@ def connect(uri: str) -> MlflowClient:
     for name in ("alembic", "mlflow.store.db.utils"):
         logging.getLogger(name).setLevel(logging.WARNING)
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+class _Brief:
+    """Who is inside `briefly` now, and what the variables were before the first of them."""
+
+    lock = threading.Lock()
+    inside = 0
+    before: dict[str, str | None] = {}  # noqa: RUF012  (the process has one environment, so there is one of these)
+
+
+@contextmanager
+def briefly() -> Iterator[None]:
+    """Inside, MLflow's calls give up after seconds: for what is only shown. What the user has set stays.
+
+    MLflow reads its patience from the environment at every call, so this holds for all threads.
+    """
+    with _Brief.lock:
+        if _Brief.inside == 0:
+            ours = {name: os.environ.get(name) for name in _BRIEF}
+            _Brief.before = {name: value for name, value in ours.items() if value in (None, _BOUNDED.get(name))}
+            os.environ.update({name: _BRIEF[name] for name in _Brief.before})
+        _Brief.inside += 1
+    try:
+        yield
+    finally:
+        with _Brief.lock:
+            _Brief.inside -= 1
+            if _Brief.inside == 0:
+                _restore(_Brief.before)
+
+
+def _restore(before: dict[str, str | None]) -> None:
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def shown_cause(uri: str, error: Exception) -> Exception | None:

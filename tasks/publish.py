@@ -74,7 +74,8 @@ def publish_summary(night: NightWork, summary: NightSummary) -> None:
 
 
 def _artifact(night: NightWork, path: Path, folder: str, stage: str | None) -> None:
-    night.tracker.attempt(f"artifact {folder}", lambda: night.tracker.run.log_artifact(path, folder, stage))
+    run = night.tracker.run
+    night.tracker.attempt(f"artifact {folder}", lambda: run.log_artifact(path, folder, stage), uploads=True)
 
 
 def _dataset(snapshot: FileRef) -> DatasetRef:
