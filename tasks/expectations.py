@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from configs.schema.data import DataConfig
 from training.data.flatten import COLUMNS, PREFERENCE, copies_of, flatten, kind_of
+from training.data.schema import LABELS
 from training.data.snapshot import read_split
 from training.data.splits import Split
 
@@ -173,6 +174,7 @@ def suite_of(kind: str, config: DataConfig, least_rows: int) -> list[Any]:
         between("row_copies", 1, 1),
         between("prompt_chars", 1, config.max_prompt_characters),
         gxe.ExpectColumnValuesToBeInSet(column="last_role", value_set=["user", "tool"]),
+        gxe.ExpectColumnValuesToBeInSet(column="label", value_set=list(LABELS)),
         between("label_weight", 0, 1, strict_min=True),
     ]
     if config.allowed_sources:

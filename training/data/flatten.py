@@ -16,6 +16,7 @@ _BASE = (
     "prompt_id",
     "prompt_chars",
     "last_role",
+    "label",
     "label_weight",
     "source",
     "category",
@@ -41,7 +42,7 @@ def flatten(table: pa.Table, kind: str, row_copies: pa.Array | None = None) -> p
     """
     columns: dict[str, Any] = {
         name: table.column(name).to_pandas()
-        for name in ("row_id", "prompt_id", "label_weight", "source", "category", "partition")
+        for name in ("row_id", "prompt_id", "label", "label_weight", "source", "category", "partition")
     }
     columns["row_copies"] = (copies_of(table) if row_copies is None else row_copies).to_pandas()
     prompts = table.column("prompt").to_pylist()

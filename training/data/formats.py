@@ -10,7 +10,7 @@ import numpy as np
 
 from configs.schema.data import ColumnsConfig, DataConfig
 from training.data.reasons import Problem, Reason
-from training.data.schema import Row
+from training.data.schema import CHOSEN, NO_LABEL, REJECTED, Row
 from training.data.shapes import chat, hh, pairs, responses
 from training.data.shapes.common import Parts, lookup
 from training.errors import DataError
@@ -82,13 +82,14 @@ def _advice(shape: Shape) -> str:
 def normalise(raw: Mapping[str, Any], shape: Shape, config: DataConfig, partition: str, default_source: str) -> Row:
     """One record as a Row. Raises Problem; what the texts say is checked elsewhere (checks.py)."""
     parts = shape.read(raw, config.columns)
-    chosen, rejected = _labelled(raw, config, parts)
+    label, chosen, rejected = _labelled(raw, config, parts)
     return Row(
         prompt=parts.prompt,
         chosen=chosen,
         rejected=rejected,
         responses=parts.responses,
         reference=_word(raw, config.columns.reference, "reference"),
+        label=label,
         label_weight=_weight(lookup(raw, config.columns.label_weight or "label_weight")),
         source=_word(raw, config.columns.source, "source") or default_source,
         category=_word(raw, config.columns.category, "category") or "none",
@@ -96,15 +97,18 @@ def normalise(raw: Mapping[str, Any], shape: Shape, config: DataConfig, partitio
     )
 
 
-def _labelled(raw: Mapping[str, Any], config: DataConfig, parts: Parts) -> tuple[str | None, str | None]:
-    """The sides, better one first. Only a column named in the config is a label: many sets have an unrelated one."""
+def _labelled(raw: Mapping[str, Any], config: DataConfig, parts: Parts) -> tuple[str, str | None, str | None]:
+    """The label, and the sides, better one first.
+
+    Only a column named in the config is a label: many sets have an unrelated one.
+    """
     if config.columns.label is None or parts.chosen is None:
-        return parts.chosen, parts.rejected
+        return NO_LABEL, parts.chosen, parts.rejected
     label = _plain(lookup(raw, config.columns.label)).strip().casefold()
     if label in {value.casefold() for value in config.chosen_labels}:
-        return parts.chosen, parts.rejected
+        return CHOSEN, parts.chosen, parts.rejected
     if label in {value.casefold() for value in config.rejected_labels}:
-        return parts.rejected, parts.chosen
+        return REJECTED, parts.rejected, parts.chosen
     raise Problem(Reason.UNKNOWN_LABEL, f"column {config.columns.label}")
 
 

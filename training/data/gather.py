@@ -69,7 +69,7 @@ def gather(source: Source, config: DataConfig, spool: RowSpool, quarantine: Quar
             quarantine.add(raw.file, raw.row, raw.partition, problem, raw.values)
             gathered.tally.count_quarantined(problem.reason, raw.partition, f"{raw.file} row {raw.row}")
             continue
-        _take(row, raw, config, gathered, spool)
+        _take(row, raw, config, gathered, spool, quarantine)
     return gathered
 
 
@@ -86,8 +86,11 @@ def _sound(raw: RawRow, shape: Shape, config: DataConfig, default_source: str) -
     return row
 
 
-def _take(row: Row, raw: RawRow, config: DataConfig, gathered: Gathered, spool: RowSpool) -> None:
+def _take(
+    row: Row, raw: RawRow, config: DataConfig, gathered: Gathered, spool: RowSpool, quarantine: Quarantine
+) -> None:
     if gathered.ledger.is_duplicate(len(spool), row):
+        quarantine.leave_out(raw.file, raw.row, raw.partition, Dropped.EXACT_DUPLICATE, raw.values)
         gathered.tally.count_fate(Dropped.EXACT_DUPLICATE, raw.partition)
         return
     spool.append(row, raw.file, raw.row)

@@ -11,7 +11,7 @@ from configs.schema.data import DataConfig
 from training.data.fates import Fate, decide
 from training.data.gather import Gathered, Progress, gather
 from training.data.reading import Source, open_source
-from training.data.reasons import Problem, Reason
+from training.data.reasons import Dropped, Problem, Reason
 from training.data.report import ValidationReport, summarise_lengths
 from training.data.schema import Row
 from training.data.snapshot import SnapshotRef, SnapshotWriter, read_rows_file
@@ -25,7 +25,7 @@ QUARANTINE_NAME = "quarantine.parquet"
 
 @dataclass(frozen=True)
 class Ingested:
-    """A snapshot, the rows refused on the way, and the report with its two files."""
+    """A snapshot, the rows refused or left out on the way, and the report with its two files."""
 
     snapshot: SnapshotRef
     quarantine: Path
@@ -80,7 +80,6 @@ def _ingest(job: _Job, spool: RowSpool, quarantine: Quarantine) -> Ingested:
     gathered = gather(job.source, job.config, spool, quarantine, job.progress)
     spool.seal()
     _refuse_contradictions(gathered, spool, quarantine)
-    quarantine.close()
     draft = _report(job, gathered, {}, Measure())
     draft.write(job.out_dir)
     judge_quarantine(draft, job.config, quarantine.path)
@@ -89,7 +88,7 @@ def _ingest(job: _Job, spool: RowSpool, quarantine: Quarantine) -> Ingested:
     fates = decide(gathered, spool, job.config, job.seed, job.frozen)
     # 3. The snapshot, read back, and the report.
     job.progress("writing", len(spool))
-    return _write(job, gathered, spool, fates, quarantine.path)
+    return _write(job, gathered, spool, fates, quarantine)
 
 
 def _refuse_contradictions(gathered: Gathered, spool: RowSpool, quarantine: Quarantine) -> None:
@@ -101,13 +100,16 @@ def _refuse_contradictions(gathered: Gathered, spool: RowSpool, quarantine: Quar
         gathered.tally.count_quarantined(problem.reason, partition, f"{spooled.file} row {spooled.number}")
 
 
-def _write(job: _Job, gathered: Gathered, spool: RowSpool, fates: Sequence[Fate], quarantine: Path) -> Ingested:
+def _write(job: _Job, gathered: Gathered, spool: RowSpool, fates: Sequence[Fate], quarantine: Quarantine) -> Ingested:
     measure = Measure()
     with SnapshotWriter(job.snapshots) as writer:
         for row in job.frozen:
             writer.write(Split.EVALUATION, row)
         for spooled, fate in zip(spool, fates, strict=True):
             gathered.tally.count_fate(fate, spooled.row.partition)
+            # Rows above a limit are as good as those that the seed chose, and may be millions: they are only counted.
+            if isinstance(fate, Dropped) and fate is not Dropped.OVER_MAX_ROWS:
+                quarantine.leave_out(spooled.file, spooled.number, spooled.row.partition, fate, spooled.row.record())
             if isinstance(fate, Split):
                 measure.add(spooled.row)
                 # A frozen evaluation row was written already, from the earlier snapshot.
@@ -119,7 +121,8 @@ def _write(job: _Job, gathered: Gathered, spool: RowSpool, fates: Sequence[Fate]
         snapshot = writer.finish(gathered.shape, split_settings(job.config))
     report = replace(report, snapshot_sha256=snapshot.sha256)
     report_json, report_markdown = report.write(job.out_dir)
-    return Ingested(snapshot, quarantine, report, report_json, report_markdown)
+    quarantine.close()
+    return Ingested(snapshot, quarantine.path, report, report_json, report_markdown)
 
 
 def _report(job: _Job, gathered: Gathered, splits: Mapping[str, int], measure: Measure) -> ValidationReport:

@@ -37,7 +37,10 @@ class Reason(StrEnum):
 
 
 class Dropped(StrEnum):
-    """A sound row that is left out; counted as a warning, never against data.max_quarantine."""
+    """A sound row that is left out; counted as a warning, never against data.max_quarantine.
+
+    All but those above max_rows stand in quarantine.parquet beside the refused rows.
+    """
 
     EXACT_DUPLICATE = "exact_duplicate"
     NEAR_DUPLICATE = "near_duplicate"

@@ -12,7 +12,11 @@ from typing import Any, TypedDict
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+
+CHOSEN, REJECTED, NO_LABEL = "chosen", "rejected", "none"
+LABELS = (CHOSEN, REJECTED, NO_LABEL)
+"""Which delivered side a label named the better one; `none`: the columns' names say it, or there is no pair."""
 
 
 class Message(TypedDict):
@@ -41,6 +45,7 @@ ROW_SCHEMA = pa.schema(
             "responses", pa.list_(pa.struct([("text", pa.string()), ("source", pa.string()), ("reward", pa.float32())]))
         ),
         pa.field("reference", pa.string()),
+        pa.field("label", pa.string()),
         pa.field("label_weight", pa.float32(), nullable=False),
         pa.field("source", pa.string(), nullable=False),
         pa.field("category", pa.string(), nullable=False),
@@ -54,7 +59,7 @@ class Row:
     """One normalised row.
 
     A preference row has `chosen` and `rejected`; a trajectory row has `responses`, several answers to one prompt.
-    `label_weight` is the trust in the label, in (0, 1].
+    `label` is one of LABELS: after `rejected` the sides were exchanged. `label_weight` is the trust in it, in (0, 1].
     """
 
     prompt: tuple[Message, ...]
@@ -62,6 +67,7 @@ class Row:
     rejected: str | None = None
     responses: tuple[StoredResponse, ...] | None = None
     reference: str | None = None
+    label: str = NO_LABEL
     label_weight: float = 1.0
     source: str = "unknown"
     category: str = "none"
@@ -103,6 +109,7 @@ class Row:
             "rejected": self.rejected,
             "responses": None if self.responses is None else list(self.responses),
             "reference": self.reference,
+            "label": self.label,
             "label_weight": self.label_weight,
             "source": self.source,
             "category": self.category,
@@ -123,6 +130,7 @@ class Row:
                 StoredResponse(text=item["text"], source=item["source"], reward=item["reward"]) for item in responses
             ),
             reference=record["reference"],
+            label=record.get("label") or NO_LABEL,  # frozen evaluation rows may be of schema 1
             label_weight=record["label_weight"],
             source=record["source"],
             category=record["category"],

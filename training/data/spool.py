@@ -12,10 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from training.data.reasons import Problem
+from training.data.reasons import Dropped, Problem
 from training.data.schema import ROW_SCHEMA, Row
 
 _BATCH = 1024
+LEFT_OUT = "left out; not counted against data.max_quarantine"
+"""Detail of rows that are sound: duplicates, and what evaluation must not share with training."""
 _SPOOL_SCHEMA = ROW_SCHEMA.append(pa.field("file", pa.string())).append(pa.field("row", pa.int64()))
 QUARANTINE_SCHEMA = pa.schema(
     [
@@ -89,7 +91,7 @@ class RowSpool:
 
 
 class Quarantine:
-    """quarantine.parquet: refused rows with file, row number, reason and their content, so that nothing is lost."""
+    """quarantine.parquet: refused and left-out rows with file, row number, reason and content: nothing is lost."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -99,17 +101,19 @@ class Quarantine:
 
     def add(self, file: str, row: int, partition: str, problem: Problem, content: Mapping[str, Any] | None) -> None:
         """Refuse a row. `content` is None where it could not be read at all."""
+        self._add(file, row, partition, str(problem.reason), problem.detail, content)
+
+    def leave_out(self, file: str, row: int, partition: str, why: Dropped, content: Mapping[str, Any] | None) -> None:
+        """Keep a sound row that is not used, with the reason; it counts not as refused."""
+        self._add(file, row, partition, str(why), LEFT_OUT, content)
+
+    def _add(
+        self, file: str, row: int, partition: str, reason: str, detail: str, content: Mapping[str, Any] | None
+    ) -> None:
         # ASCII escapes keep what Arrow could not: lone surrogates and other half characters.
         text = None if content is None else json.dumps(content, ensure_ascii=True, default=str)
         self._pending.append(
-            {
-                "file": file,
-                "row": row,
-                "partition": partition,
-                "reason": str(problem.reason),
-                "detail": problem.detail,
-                "content": text,
-            }
+            {"file": file, "row": row, "partition": partition, "reason": reason, "detail": detail, "content": text}
         )
         if len(self._pending) == _BATCH:
             self._flush()

@@ -79,6 +79,31 @@ def test_every_row_is_accounted_for(tmp_path: Path) -> None:
     assert ValidationReport.read(done.report_json) == report
 
 
+def test_left_out_rows_stand_in_quarantine_with_their_reason_and_count_not_as_refused(tmp_path: Path) -> None:
+    near = pair(5) | {"prompt": pair(5)["prompt"] + "!", "chosen": pair(5)["chosen"] + " Indeed."}
+    first = run(tmp_path / "first", GOOD, near_duplicate_threshold=None)
+    held = splits(first)["evaluation"][0]
+    # Only training rows are left out for being like an evaluation prompt.
+    likes = (pair(900) | {"prompt": held + "?" * marks} for marks in range(1, 100))
+    overlap = next(row for row in likes if _side(row) is Split.TRAIN)
+    again = ingest(
+        config(write(tmp_path / "data", [*GOOD, pair(4), near, overlap]), max_quarantine=0.0, max_rows=40),
+        tmp_path / "out",
+        seed=0,
+        frozen_evaluation=Path(first.snapshot.uri) / "evaluation.parquet",
+    )
+    rows = {row["row"]: row for row in pq.read_table(again.quarantine).to_pylist()}
+    assert rows[101]["reason"] == "exact_duplicate"
+    assert rows[102]["reason"] == "near_duplicate"
+    assert rows[103]["reason"] == "evaluation_overlap_near"
+    assert all("not counted" in row["detail"] for row in rows.values())
+    assert json.loads(rows[101]["content"])["chosen"] == pair(4)["chosen"]
+    counted = {name: count for name, count in again.report.dropped.items() if name != "over_max_rows"}
+    assert again.report.dropped["over_max_rows"] > 0
+    assert sum(counted.values()) == len(rows)
+    assert again.report.rows_quarantined == 0
+
+
 def test_quarantine_keeps_content_file_row_and_reason(tmp_path: Path) -> None:
     half = b'{"prompt": "q\\ud800", "chosen": "a", "rejected": "b"}'
     done = run(tmp_path, [*GOOD, half, b"[]"])
