@@ -19,21 +19,22 @@ from tasks.process_tree import processes_of
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKES = Path(__file__).resolve().parent / "fakes"
-KILLED = ("validate", "ppo")
+STAGES = ("validate", "base", "sft", "reward", "distill", "annotate", "ppo", "evaluate")
 
 
-def environment_of(tiny_model: Path, fake: str) -> dict[str, str]:
+def environment_of(tiny_model: Path, fake: str, die: str = "") -> dict[str, str]:
     return os.environ | {
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(FAKES)]),
         "NIGHTJAR_FAKE": fake,
+        "NIGHTJAR_FAKE_DIE": die,
         "NIGHTJAR_FAKE_MODEL": str(tiny_model),
         "PREFECT_API_URL": str(PREFECT_API_URL.value()),
         "OMP_NUM_THREADS": "1",
     }
 
 
-def run_command(nights, tiny_model: Path, fake: str = "") -> subprocess.CompletedProcess:
-    environment = environment_of(tiny_model, fake)
+def run_command(nights, tiny_model: Path, fake: str = "", die: str = "") -> subprocess.CompletedProcess:
+    environment = environment_of(tiny_model, fake, die)
     command = [sys.executable, str(FAKES / "fake_cli.py"), "run", str(nights.config_path), "--plain"]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
 
@@ -49,26 +50,48 @@ def outputs(home: Path) -> dict[str, dict[str, str]]:
     return found
 
 
-def test_killed_in_stages_and_continued(nights, new_home, light_registry, tiny_model) -> None:
-    for stage in KILLED:
-        killed = run_command(nights, tiny_model, f"{stage}=kill_parent_at_2")
-        assert killed.returncode == -9, killed.stdout[-2000:] + killed.stderr[-2000:]
+@pytest.mark.parametrize(
+    ("stages", "acts"),
+    [
+        pytest.param(("validate", "ppo"), (), id="first-and-longest"),
+        pytest.param(
+            ("base", "sft", "reward", "distill", "annotate", "evaluate"),
+            ("register_candidate:before", "register_candidate:after", "promote:before"),
+            id="every-other-stage-and-the-registry",
+            marks=[pytest.mark.slow, pytest.mark.timeout(1800)],
+        ),
+    ],
+)
+def test_killed_and_continued(
+    nights, new_home, light_registry, tiny_model, stages: tuple[str, ...], acts: tuple[str, ...]
+) -> None:
+    """One night, killed again and again. What its promotion leaves behind when it is killed inside: tests/faults."""
+    for stage in stages:
+        _is_killed(run_command(nights, tiny_model, f"{stage}=kill_parent_at_2"))
         assert processes_of(nights.home / "runs/fake-0001" / stage) == []
+        assert NightBook(nights.home).load("fake-0001").status == "running"
+    for act in acts:
+        _is_killed(run_command(nights, tiny_model, die=act))
         assert NightBook(nights.home).load("fake-0001").status == "running"
     done = run_command(nights, tiny_model)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert "goes on where it stopped" in done.stdout
-    assert len(NightBook(nights.home).nights()) == 1
-    for stage in ("validate", "base", "sft", "reward", "distill", "annotate", "ppo", "evaluate"):
+    (night,) = NightBook(nights.home).nights()
+    assert (night.version, night.promoted) == ("1", True), "registered once, however often it was killed there"
+    for stage in STAGES:
         result = json.loads((nights.home / f"runs/fake-0001/{stage}/result.json").read_text())
-        assert result["facts"]["resumed_at"] == (2 if stage in KILLED else 0), stage
-        assert nights.starts(stage) == (2 if stage in KILLED else 1), f"{stage} was trained twice"
+        assert result["facts"]["resumed_at"] == (2 if stage in stages else 0), stage
+        assert nights.starts(stage) == (2 if stage in stages else 1), f"{stage} was trained twice"
 
     undisturbed = new_home()
     assert undisturbed.run().is_completed()
     assert outputs(nights.home) == outputs(undisturbed.home)
     runs = _mlflow_states(nights)
     assert set(runs) == {"FINISHED"}, "no run of a killed process is left open"
+
+
+def _is_killed(process: subprocess.CompletedProcess) -> None:
+    assert process.returncode == -signal.SIGKILL, process.stdout[-2000:] + process.stderr[-2000:]
 
 
 def _mlflow_states(nights) -> list[str]:
