@@ -121,7 +121,7 @@ def test_hash_follows_content_and_not_the_home(tmp_path: Path) -> None:
     for override in (*operational, operational):
         overrides = [override] if isinstance(override, str) else override
         assert load_config(path, overrides).config_hash == plain, override
-    for override in ("seed=1", "ppo.rounds=1", "evaluation.prompts=99", "registry.model=another", "data.min_rows=3"):
+    for override in ("seed=1", "ppo.rounds=3", "evaluation.prompts=99", "registry.model=another", "data.min_rows=3"):
         assert load_config(path, [override]).config_hash != plain, override
 
 
