@@ -1,0 +1,62 @@
+"""The short commands where there is less around them than usual: no nights, no name of the user."""
+
+from __future__ import annotations
+
+import getpass
+from pathlib import Path
+
+import pytest
+
+from configs.errors import NightjarError
+from flows.registry_commands import answer, roll_back
+from tasks import rollback as rollback_acts
+from tasks.rollback import Rollback
+from tasks.serving import ServingWorker
+from tests.stored_nights import run_night
+
+
+def test_an_address_on_a_server_needs_no_night_in_this_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+
+    class Worker(ServingWorker):
+        def __init__(self, tracking_uri: str, *more: object) -> None:
+            started.append(tracking_uri)
+
+        def __enter__(self) -> Worker:
+            return self
+
+        def __exit__(self, *ended: object) -> None:
+            pass
+
+        def answer(self, uri, prompts, max_new_tokens):
+            return type("Answers", (), {"texts": [f"from {uri}"]})
+
+    monkeypatch.setattr("tasks.site.ServingWorker", Worker)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(NightjarError, match="has seen no night yet"):
+        answer(tmp_path, "models:/team@champion", "well?", 8)
+    assert list(tmp_path.iterdir()) == [], "asking makes no database"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5999")
+    assert answer(tmp_path, "models:/team@champion", "well?", 8) == "from models:/team@champion"
+    assert started == ["http://127.0.0.1:5999"]
+    with pytest.raises(NightjarError, match="has seen no night yet"):
+        answer(tmp_path, None, "well?", 8)
+
+
+def test_a_user_without_a_name_may_roll_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numeric user of a container has no line in the password file."""
+    run_night(tmp_path, "chat")
+    by = []
+
+    def nobody() -> str:
+        raise KeyError("getpwuid(): uid not found: 10001")
+
+    def take_down(site, **how):
+        by.append(how["by"])
+        return Rollback(True, "2", "1", "done")
+
+    monkeypatch.setattr(getpass, "getuser", nobody)
+    monkeypatch.setattr("tasks.preflight.check_tracking", lambda uri, seconds: None)
+    monkeypatch.setattr(rollback_acts, "rollback", take_down)
+    assert roll_back(tmp_path, None, "curt") == "done"
+    assert by == ["unknown user"]
