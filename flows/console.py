@@ -46,11 +46,11 @@ class PlainLines:
         self._told = time.monotonic()
         self._line(f"{stage}: starts" + (f", attempt {attempt}" if attempt > 1 else ""))
 
-    def stage_moved(self, stage: str, step: int, total: int, shown: Mapping[str, float]) -> None:
+    def stage_moved(self, stage: str, step: int, total: int, shown: Mapping[str, float], doing: str = "") -> None:
         """Say so, at most every quarter of a minute."""
         if time.monotonic() - self._told >= _PLAIN_SECONDS:
             self._told = time.monotonic()
-            self._line(f"{stage}: {step}/{total} {numbers(shown)}")
+            self._line(f"{stage}: {moved_words(step, total, shown, doing)}")
 
     def stage_event(self, stage: str, kind: str, fields: Mapping[str, Any]) -> None:
         """Say so."""
@@ -103,10 +103,10 @@ class LiveLines(PlainLines):
         self._clear()
         self._task = self._bar.add_task(stage, total=None, shown="starting")
 
-    def stage_moved(self, stage: str, step: int, total: int, shown: Mapping[str, float]) -> None:
+    def stage_moved(self, stage: str, step: int, total: int, shown: Mapping[str, float], doing: str = "") -> None:
         """Move the bar."""
         if self._task is not None:
-            self._bar.update(self._task, completed=step, total=total, shown=numbers(shown))
+            self._bar.update(self._task, completed=step, total=total, shown=doing or numbers(shown))
 
     def stage_ended(self, stage: str, how: str, seconds: float) -> None:
         """The bar becomes a line."""
@@ -134,6 +134,11 @@ def lines_for(console: Console, plain: bool = False) -> PlainLines:
 def numbers(shown: Mapping[str, float]) -> str:
     """`loss 0.53  kl_ref 0.021`."""
     return "  ".join(f"{name} {value:.4g}" for name, value in shown.items())
+
+
+def moved_words(step: int, total: int, shown: Mapping[str, float], doing: str) -> str:
+    """`128/600 loss 0.53` while training, `teacher scores 128/512` in a phase around it."""
+    return " ".join(filter(None, (doing, f"{step}/{total}", numbers(shown))))
 
 
 def event_words(kind: str, fields: Mapping[str, Any]) -> str:

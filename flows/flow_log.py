@@ -9,7 +9,7 @@ from typing import Any
 
 from prefect import get_run_logger
 
-from flows.console import event_words, numbers
+from flows.console import event_words, moved_words
 from tasks.progress import Progress
 from tasks.summary import NightSummary
 
@@ -32,12 +32,12 @@ class FlowLog:
         self._log.info("%s starts, attempt %d", stage, attempt)
         self._then.stage_started(stage, attempt)
 
-    def stage_moved(self, stage: str, step: int, total: int, shown: Mapping[str, float]) -> None:
+    def stage_moved(self, stage: str, step: int, total: int, shown: Mapping[str, float], doing: str = "") -> None:
         """Logged once a minute."""
         if time.monotonic() - self._told >= _SECONDS:
             self._told = time.monotonic()
-            self._log.info("%s %d/%d %s", stage, step, total, numbers(shown))
-        self._then.stage_moved(stage, step, total, shown)
+            self._log.info("%s %s", stage, moved_words(step, total, shown, doing))
+        self._then.stage_moved(stage, step, total, shown, doing)
 
     def stage_event(self, stage: str, kind: str, fields: Mapping[str, Any]) -> None:
         """Logged; as a warning unless it is ordinary: an attempt died, a guard fired, a checkpoint was refused."""

@@ -138,7 +138,7 @@ def _learn_total(state: _State, lines: Sequence[Line]) -> None:
     for content in (line.content for line in lines):
         if "event" not in content:
             step = content.get("step", step)
-        elif content["event"] == "progress" and step and abs(content.get("step", -2) - step) <= 1:
+        elif content["event"] == "progress" and "doing" not in content and step and abs(content.get("step", -2) - step) <= 1:
             state.total = max(int(content.get("total", 0)), state.total or 0)
 
 

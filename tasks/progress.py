@@ -21,8 +21,10 @@ class Progress(Protocol):
     def stage_started(self, stage: str, attempt: int) -> None:
         """A child process of `stage` starts; `attempt` counts from 1."""
 
-    def stage_moved(self, stage: str, step: int, total: int, shown: Mapping[str, float]) -> None:
-        """`step` of `total` is done; `shown` are the few numbers worth seeing live."""
+    def stage_moved(self, stage: str, step: int, total: int, shown: Mapping[str, float], doing: str = "") -> None:
+        """`step` of `total` is done; `shown` are the few numbers worth seeing live. `doing`: a phase before or after
+        the steps, such as "teacher scores".
+        """
 
     def stage_event(self, stage: str, kind: str, fields: Mapping[str, Any]) -> None:
         """Something a person wants to know: a guard fired, an attempt died, a checkpoint was refused."""
@@ -43,7 +45,7 @@ class Silent:
     def stage_started(self, stage: str, attempt: int) -> None:
         """Say nothing."""
 
-    def stage_moved(self, stage: str, step: int, total: int, shown: Mapping[str, float]) -> None:
+    def stage_moved(self, stage: str, step: int, total: int, shown: Mapping[str, float], doing: str = "") -> None:
         """Say nothing."""
 
     def stage_event(self, stage: str, kind: str, fields: Mapping[str, Any]) -> None:
@@ -117,7 +119,8 @@ class MetricsTail:
             return
         kind = record.pop("event", None) if isinstance(record, dict) else None
         if kind == "progress":
-            self._progress.stage_moved(self._stage, record["step"], record["total"], record.get("shown") or {})
+            shown, doing = record.get("shown") or {}, record.get("doing") or ""
+            self._progress.stage_moved(self._stage, record["step"], record["total"], shown, doing)
         elif kind is not None and kind not in self._QUIET_KINDS:
             record.pop("time", None)
             self._progress.stage_event(self._stage, kind, record)

@@ -26,6 +26,7 @@ from training.models.batching import microbatches
 from training.models.layout import Group, build_layout, group_sizes
 from training.models.network import Network
 from training.models.tokenize import pad_id
+from training.recorder import Told, above, untold
 from training.replay.annotation import AnnotationDigests
 from training.replay.store import TrajectoryStore
 from training.replay.trajectory import Trajectory
@@ -121,13 +122,14 @@ def _annotate(
     unread |= set(store.missing(digests.ref_log_probs, "behavior_log_probs", ids))
     unscored = set(store.missing(digests.score, "score", ids))
     todo = [name for name in ids if name in unread or name in unscored]
+    judging, reading = (context.recorder.counting(doing, len(todo)) for doing in ("reward judges", "reference reads"))
     for start in range(0, len(todo), CHUNK):
         chunk = todo[start : start + CHUNK]
         batch = store.view(chunk).batch(np.arange(len(chunk)))
         groups = [Group(p.tolist(), (r.tolist(),)) for p, r in zip(batch.prompt_ids, batch.response_ids, strict=True)]
-        log_probs = dict(
-            zip(chunk, response_log_probs(reference, groups, reward.max_tokens_per_microbatch), strict=True)
-        )
+        read = above(reading, start)
+        found = response_log_probs(reference, groups, reward.max_tokens_per_microbatch, read)
+        log_probs = dict(zip(chunk, found, strict=True))
         store.annotate(digests.ref_log_probs, "ref_log_probs", log_probs)
         estimates = store.missing(digests.ref_log_probs, "behavior_log_probs", chunk)
         store.annotate(digests.ref_log_probs, "behavior_log_probs", {name: log_probs[name] for name in estimates})
@@ -135,18 +137,24 @@ def _annotate(
             Question(prompts[prompt_id], tuple(ids_.tolist()))
             for prompt_id, ids_ in zip(batch.prompt_id, batch.response_ids, strict=True)
         ]
-        store.annotate(digests.score, "score", dict(zip(chunk, scorer.scores(questions), strict=True)))
+        judged = above(judging, start)
+        store.annotate(digests.score, "score", dict(zip(chunk, scorer.scores(questions, judged), strict=True)))
         context.recorder.progress(start + len(chunk), len(todo))
     return len(todo)
 
 
 @torch.no_grad()
-def response_log_probs(network: Network, groups: Sequence[Group], budget: int) -> list[NDArray[np.float32]]:
-    """Log-probs of each group's one response, [R] each, in order."""
+def response_log_probs(
+    network: Network, groups: Sequence[Group], budget: int, told: Told = untold
+) -> list[NDArray[np.float32]]:
+    """Log-probs of each group's one response, [R] each, in order. `told` counts groups."""
     found: list[NDArray[np.float32]] = [np.zeros(0, dtype=np.float32)] * len(groups)
+    done = 0
     for batch in microbatches(group_sizes(groups, "padded"), budget):
         layout = build_layout([groups[i] for i in batch], "padded", pad_id(network.backbone.tokenizer))
         values = network.log_probs(layout.to(network.backbone.device)).float().cpu().numpy()
         for i, row in zip(batch, values, strict=True):
             found[i] = row[: len(groups[i].responses[0])].copy()
+        done += len(batch)
+        told(done)
     return found

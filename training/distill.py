@@ -28,6 +28,7 @@ from training.models.sampling import SamplingSettings, sample_responses
 from training.models.tokenize import decode_response
 from training.objectives import distill_loss, preference_kl
 from training.pair_task import PairRows
+from training.recorder import Told
 from training.runtime import pick_device, pick_dtype
 from training.seeding import torch_generator
 from training.supervised import fit
@@ -114,6 +115,7 @@ class _Teacher:
         device = pick_device()
         self.model = RewardModel.load(context.input("teacher"), device=device, dtype=pick_dtype(models.dtype, device))
         self.encoder = Encoder(self.model.network.backbone.tokenizer, models)
+        self._recorder = context.recorder
 
     def scores(self, rows: Sequence[Mapping[str, Any]], config: DistillConfig) -> dict[str, torch.Tensor]:
         """[2] scores by row id."""
@@ -122,15 +124,17 @@ class _Teacher:
             return {}
         groups = [pair.group for pair in pairs]
         layout = resolve_layout("auto", groups)
-        scores = self.model.scores(groups, config.max_tokens_per_microbatch, layout).reshape(-1, 2)
+        told = self._recorder.counting("teacher scores", len(groups))
+        scores = self.model.scores(groups, config.max_tokens_per_microbatch, layout, told).reshape(-1, 2)
         return {pair.row_id: score for pair, score in zip(pairs, scores, strict=True)}
 
     def facts(self, rows: Sequence[Mapping[str, Any]], layout: str, config: DistillConfig) -> dict[str, float]:
         """Parameters, and seconds for these rows, to compare the student with."""
         groups = [pair.group for pair in encode_pairs(rows, self.encoder)[0]]
+        told = self._recorder.counting("teacher is timed", len(groups))
         return {
             "teacher_parameters": float(self.model.num_parameters()),
-            "teacher_seconds": _seconds(self.model, groups, config.max_tokens_per_microbatch, layout),
+            "teacher_seconds": _seconds(self.model, groups, config.max_tokens_per_microbatch, layout, told),
         }
 
 
@@ -174,7 +178,9 @@ def _policy_pairs(context: StageContext, models: ModelsConfig, config: DistillCo
     prompts = encode_prompts(rows, Encoder(backbone.tokenizer, models), config.policy_pairs)
     settings = SamplingSettings(models.max_response_length)
     twice = [prompt.token_ids for prompt in prompts for _ in range(2)]
-    samples = sample_responses(Network(backbone), twice, settings, torch_generator(context.spec.seed, "distill/policy"))
+    draws = torch_generator(context.spec.seed, "distill/policy")
+    told = context.recorder.counting("policy answers", len(twice))
+    samples = sample_responses(Network(backbone), twice, settings, draws, told)
     texts = [decode_response(backbone.tokenizer, sample.token_ids) for sample in samples]
     by_id = {row["prompt_id"]: row for row in reversed(rows)}
     return [
@@ -218,13 +224,15 @@ def _finish(
     teacher_facts: Mapping[str, float],
 ) -> StageOutcome:  # fmt: skip
     groups = [pair.group for pair in held_out.pairs]
-    scores = student.scores(groups, config.max_tokens_per_microbatch, layout).reshape(-1, 2)
+    told = context.recorder.counting("student scores", len(groups))
+    scores = student.scores(groups, config.max_tokens_per_microbatch, layout, told).reshape(-1, 2)
     comparison = compare(held_out.teacher, scores, groups)
     kept = {key: value for key, value in teacher_facts.items() if key != "teacher_seconds"}
     comparison |= kept | {"parameters": float(student.num_parameters())}
     comparison["parameter_ratio"] = comparison["parameters"] / teacher_facts["teacher_parameters"]
     # What a clock says stays out of the files: the same student must have the same digest, or caches miss.
-    seconds = _seconds(student, groups, config.max_tokens_per_microbatch, layout)
+    told = context.recorder.counting("student is timed", len(groups))
+    seconds = _seconds(student, groups, config.max_tokens_per_microbatch, layout, told)
     timed = {key: value for key, value in teacher_facts.items() if key not in kept}
     timed["speed_ratio"] = teacher_facts["teacher_seconds"] / max(seconds, 1e-9)
     limit = config.max_student_teacher_kl
@@ -271,9 +279,9 @@ def _lengths(groups: Sequence[Group]) -> torch.Tensor:
     return torch.tensor([[len(r) for r in g.responses] for g in groups], dtype=torch.float64).T.reshape(-1)
 
 
-def _seconds(model: RewardModel, groups: Sequence[Group], budget: int, layout: str) -> float:
+def _seconds(model: RewardModel, groups: Sequence[Group], budget: int, layout: str, told: Told) -> float:
     """Seconds to score these pairs, after one warm-up batch."""
     model.scores(groups[:8], budget, layout)
     started = time.perf_counter()
-    model.scores(groups, budget, layout)
+    model.scores(groups, budget, layout, told)
     return time.perf_counter() - started

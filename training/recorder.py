@@ -6,9 +6,22 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+Told = Callable[[int], None]
+"""Told now and then how many items are done."""
+PARTS = 50
+
+
+def untold(done: int) -> None:
+    """Nobody wants to know."""
+
+
+def above(told: Told, before: int) -> Told:
+    """Counts on from `before`: for work that is done a piece at a time."""
+    return lambda done: told(before + done)
 
 
 class Recorder:
@@ -40,6 +53,26 @@ class Recorder:
         """How far the stage is, with the few numbers a person wants to see live."""
         finite = {key: value for key, value in shown.items() if math.isfinite(value)}
         self._append({"event": "progress", "time": time.time(), "step": step, "total": total, "shown": finite})
+
+    def counting(self, doing: str, total: int) -> Told:
+        """For a phase without steps: a function to be told how many of `total` are done; PARTS lines at the most.
+
+        Such lines carry `doing` ("teacher scores") and say nothing about the length of the stage.
+        """
+        written = 0
+
+        def told(done: int) -> None:
+            nonlocal written
+            part = done * PARTS // total if total else PARTS
+            if part > written:
+                written = part
+                self._append(
+                    {"event": "progress", "time": time.time(), "step": done, "total": total, "doing": doing}
+                )
+
+        if total:
+            self._append({"event": "progress", "time": time.time(), "step": 0, "total": total, "doing": doing})
+        return told
 
     def position(self) -> int:
         """Bytes written so far, durable: part of every checkpoint."""

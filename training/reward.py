@@ -23,6 +23,7 @@ from training.models.network import Network, ScalarHead
 from training.models.reward_model import ADAPTER, RewardDescription, RewardModel, combine_heads, lora_base
 from training.objectives import bradley_terry_loss
 from training.pair_task import PairRows
+from training.recorder import Told, untold
 from training.runtime import pick_device, pick_dtype
 from training.seeding import numpy_generator
 from training.supervised import fit
@@ -92,11 +93,11 @@ def bootstrap_weights(pairs: int, heads: int, seed: int) -> torch.Tensor:
 
 
 def held_out_report(
-    model: RewardModel, pairs: Sequence[Pair], config: RewardConfig, layout: str
+    model: RewardModel, pairs: Sequence[Pair], config: RewardConfig, layout: str, told: Told = untold
 ) -> tuple[MarginReport, torch.Tensor]:
     """Margins' report on pairs, and the scores [P, 2] it is made of."""
     groups = [pair.group for pair in pairs]
-    scores = model.scores(groups, config.max_tokens_per_microbatch, layout).reshape(-1, 2)
+    scores = model.scores(groups, config.max_tokens_per_microbatch, layout, told).reshape(-1, 2)
     lengths = torch.tensor([[len(r) for r in group.responses] for group in groups], dtype=torch.float64)
     return margin_report(scores[:, 0], scores[:, 1], lengths.T.reshape(-1)), scores
 
@@ -151,7 +152,8 @@ def _finish(
     context: StageContext, model: RewardModel, held_out: Sequence[Pair], config: RewardConfig, layout: str,
     dropped: Counter[str], steps: int,
 ) -> StageOutcome:  # fmt: skip
-    report, scores = held_out_report(model, held_out, config, layout)
+    told = context.recorder.counting("held-out scores", len(held_out))
+    report, scores = held_out_report(model, held_out, config, layout, told)
     refuse_collapsed(report, config.collapse_loss_gap, context.spec.stage)
     model = model.described(
         score_mean=float(scores.mean()), score_std=max(float(scores.std()), 1e-6),

@@ -20,6 +20,7 @@ from training.examples import Encoder, Prompt
 from training.models.layout import Group
 from training.models.reward_model import RewardModel
 from training.models.tokenize import decode_response
+from training.recorder import Told, untold
 from training.rewards.functions import resolve_reward_function
 from training.runtime import pick_device, pick_dtype
 
@@ -40,8 +41,8 @@ class Scorer(Protocol):
     mean: float
     std: float
 
-    def scores(self, questions: Sequence[Question]) -> NDArray[np.float32]:
-        """[B] finite scores, higher is better."""
+    def scores(self, questions: Sequence[Question], told: Told = untold) -> NDArray[np.float32]:
+        """[B] finite scores, higher is better. `told` counts answers."""
 
 
 class ModelScorer:
@@ -58,12 +59,12 @@ class ModelScorer:
         self.encoder = Encoder(own, models)
         self._same_tokens = own.get_vocab() == policy_tokenizer.get_vocab()
 
-    def scores(self, questions: Sequence[Question]) -> NDArray[np.float32]:
+    def scores(self, questions: Sequence[Question], told: Told = untold) -> NDArray[np.float32]:
         """One batched pass without gradients."""
         if not questions:
             return np.zeros(0, dtype=np.float32)
         groups = [self._group(question) for question in questions]
-        return np.asarray(self.model.scores(groups, self.budget).numpy(), dtype=np.float32)
+        return np.asarray(self.model.scores(groups, self.budget, told=told).numpy(), dtype=np.float32)
 
     def _group(self, question: Question) -> Group:
         if self._same_tokens:
@@ -85,9 +86,11 @@ class FunctionScorer:
         self.digest, self.name = f"function:{name}@{source.hexdigest()[:16]}", name
         self._tokenizer = policy_tokenizer
 
-    def scores(self, questions: Sequence[Question]) -> NDArray[np.float32]:
+    def scores(self, questions: Sequence[Question], told: Told = untold) -> NDArray[np.float32]:
         """The rule's verdict on each answer."""
-        return np.asarray([self._score(question) for question in questions], dtype=np.float32)
+        found = np.asarray([self._score(question) for question in questions], dtype=np.float32)
+        told(len(found))
+        return found
 
     def _score(self, question: Question) -> float:
         prompt, answer = question.prompt, decode_response(self._tokenizer, question.response_ids)

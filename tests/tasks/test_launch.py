@@ -37,7 +37,7 @@ class Heard(Silent):
     def stage_started(self, stage, attempt):
         self.lines.append(("started", stage, attempt))
 
-    def stage_moved(self, stage, step, total, shown):
+    def stage_moved(self, stage, step, total, shown, doing=""):
         self.lines.append(("moved", step, total, dict(shown)))
 
     def stage_event(self, stage, kind, fields):

@@ -181,7 +181,7 @@ class Heard(Silent):
     def __init__(self) -> None:
         self.told: list[tuple] = []
 
-    def stage_moved(self, stage, step, total, shown):
+    def stage_moved(self, stage, step, total, shown, doing=""):
         self.told.append((step, total))
 
     def stage_event(self, stage, kind, fields):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.forks import KILLED, kill_self, run_forked
-from training.recorder import Recorder, metric_series, read_lines
+from training.recorder import PARTS, Recorder, above, metric_series, read_lines
 
 
 @pytest.fixture
@@ -108,3 +108,27 @@ def test_other_ranks_write_nothing(file: Path):
     recorder.close()
     assert not file.exists()
     assert read_lines(file) == []
+
+
+def test_a_phase_without_steps_counts_in_few_lines_and_ends_at_its_total(tmp_path):
+    recorder = Recorder(tmp_path / "metrics.jsonl")
+    told = recorder.counting("teacher scores", 1_000)
+    for done in range(1, 1_001):
+        told(done)
+    recorder.close()
+    lines = read_lines(tmp_path / "metrics.jsonl")
+    assert (lines[0]["step"], lines[-1]["step"], len(lines)) == (0, 1_000, PARTS + 1)
+    assert {(line["event"], line["doing"], line["total"]) for line in lines} == {("progress", "teacher scores", 1_000)}
+
+
+def test_nothing_to_count_is_no_line(tmp_path):
+    recorder = Recorder(tmp_path / "metrics.jsonl")
+    recorder.counting("teacher scores", 0)
+    recorder.close()
+    assert read_lines(tmp_path / "metrics.jsonl") == []
+
+
+def test_counting_goes_on_above():
+    seen = []
+    above(seen.append, 512)(3)
+    assert seen == [515]

@@ -19,6 +19,7 @@ from training.models.network import Network
 from training.models.sampling import SamplingSettings, sample_responses
 from training.models.tokenize import decode_response
 from training.ppo.probe import sequence_kl
+from training.recorder import Recorder
 from training.runtime import pick_device, pick_dtype
 from training.seeding import torch_generator
 from training.sft import response_nll
@@ -59,36 +60,41 @@ class Respondent:
     """Puts the same questions, with the same random numbers, to one policy after another; one in memory at a time."""
 
     def __init__(
-        self, reference: FileRef, models: ModelsConfig, evaluation: EvaluationConfig, budget: int, seed: int
-    ) -> None:
+        self, reference: FileRef, models: ModelsConfig, evaluation: EvaluationConfig, budget: int, seed: int,
+        recorder: Recorder,
+    ) -> None:  # fmt: skip
         self.device = pick_device()
         self.dtype = pick_dtype(models.dtype, self.device)
         self.models, self.evaluation, self.budget, self.seed = models, evaluation, budget, seed
-        self.reference_ref = reference
+        self.reference_ref, self.recorder = reference, recorder
         self.reference = Network(Backbone.load(reference.path, device=self.device, dtype=self.dtype))
         self.encoder = Encoder(self.reference.backbone.tokenizer, models)
 
-    def sample(self, model: FileRef, prompts: Sequence[Prompt], name: str) -> tuple[Network, list[Group], Floats]:
-        """Load a policy and let it answer; `name` names the random numbers, not the policy."""
+    def sample(
+        self, model: FileRef, prompts: Sequence[Prompt], name: str, doing: str
+    ) -> tuple[Network, list[Group], Floats]:
+        """Load a policy and let it answer; `name` names the random numbers, `doing` tells what goes on."""
         policy = self._load(model)
         settings = SamplingSettings(
             self.models.max_response_length, self.evaluation.temperature, batch_size=self.evaluation.batch_size
         )
         draws = torch_generator(self.seed, f"evaluation/{name}")
-        samples = sample_responses(policy, [p.token_ids for p in prompts], settings, draws)
+        told = self.recorder.counting(doing, len(prompts))
+        samples = sample_responses(policy, [p.token_ids for p in prompts], settings, draws, told)
         groups = [Group(p.token_ids, (s.token_ids,)) for p, s in zip(prompts, samples, strict=True)]
         return policy, groups, np.asarray([s.finished for s in samples], dtype=np.float64)
 
-    def answer(self, model: FileRef, prompts: Sequence[Prompt], held_out: Sequence[Group]) -> PolicyAnswers:
-        """Everything measured on one policy."""
-        policy, groups, finished = self.sample(model, prompts, "answers")
+    def answer(self, role: str, model: FileRef, prompts: Sequence[Prompt], held_out: Sequence[Group]) -> PolicyAnswers:
+        """Everything measured on one policy, which plays `role`."""
+        policy, groups, finished = self.sample(model, prompts, "answers", f"{role} answers")
         token_ids = [tuple(group.responses[0]) for group in groups]
+        told = self.recorder.counting(f"KL of the {role}", len(groups))
         return PolicyAnswers(
             model=model,
             texts=[decode_response(policy.backbone.tokenizer, ids) for ids in token_ids],
             token_ids=token_ids,
             finished=finished,
-            kl_sums=np.asarray(sequence_kl(policy, self.reference, groups, self.budget)),
+            kl_sums=np.asarray(sequence_kl(policy, self.reference, groups, self.budget, told)),
             nll_sums=np.asarray(response_nll(policy, held_out, self.budget)),
             nll_tokens=np.asarray([len(group.responses[0]) for group in held_out], dtype=np.float64),
         )

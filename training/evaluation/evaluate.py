@@ -29,6 +29,7 @@ from training.evaluation.report import (
     write_report,
 )
 from training.examples import Prompt, encode_imitation, encode_pairs, encode_prompts, read_split
+from training.recorder import Recorder, Told
 from training.scoring import FunctionScorer, ModelScorer, Question, Scorer
 
 LEVELS = (0.8, 0.9, 0.95, 0.98, 0.99)
@@ -40,7 +41,9 @@ def run(context: StageContext) -> StageOutcome:
     models, reward = context.section("models", ModelsConfig), context.section("reward", RewardConfig)
     config, snapshot = context.section("evaluation", EvaluationConfig), context.input("snapshot")
     refs = context.spec.inputs
-    respondent = Respondent(refs["reference"], models, config, reward.max_tokens_per_microbatch, context.spec.seed)
+    respondent = Respondent(
+        refs["reference"], models, config, reward.max_tokens_per_microbatch, context.spec.seed, context.recorder
+    )
     prompts = encode_prompts(read_split(snapshot, "evaluation"), respondent.encoder, config.prompts)
     if not prompts:
         raise DataError("evaluate: the snapshot holds no evaluation prompts", "raise data.evaluation_fraction")
@@ -48,11 +51,11 @@ def run(context: StageContext) -> StageOutcome:
     held_out = encode_imitation(held_out_rows, respondent.encoder)[1][: config.perplexity_rows]
     answers: dict[str, PolicyAnswers] = {}
     for number, role in enumerate(role for role in ROLES if role in refs):
-        answers[role] = respondent.answer(refs[role], prompts, held_out)
+        answers[role] = respondent.answer(role, refs[role], prompts, held_out)
         context.recorder.progress(number + 1, len(ROLES) + 1)
     train = _training_answers(respondent, refs["challenger"], snapshot_prompts(context, respondent, len(prompts)))
     scorers = _scorers(reward, config, models, refs, respondent.encoder.tokenizer)
-    train_rewards = _score_all(scorers, answers, prompts, train)
+    train_rewards = _score_all(scorers, answers, prompts, train, context.recorder)
     builder = _builder(config, prompts, context.spec.seed, context.spec.params.get("confidence_levels", ()))
     metrics = _metrics(builder, answers, train_rewards, _pair_points(scorers["reward"], held_out_rows))
     report = _report(context, prompts, answers, metrics, config)
@@ -70,7 +73,7 @@ def snapshot_prompts(context: StageContext, respondent: Respondent, limit: int) 
 
 
 def _training_answers(respondent: Respondent, challenger: FileRef, prompts: Sequence[Prompt]) -> list[Question]:
-    _, groups, _ = respondent.sample(challenger, prompts, "training")
+    _, groups, _ = respondent.sample(challenger, prompts, "training", "answers to training prompts")
     return [Question(p, tuple(g.responses[0])) for p, g in zip(prompts, groups, strict=True)]
 
 
@@ -99,18 +102,20 @@ def _score_all(
     answers: Mapping[str, PolicyAnswers],
     prompts: Sequence[Prompt],
     train: Sequence[Question],
+    recorder: Recorder,
 ) -> Floats:
     """Fill every policy's rewards; returns the main reward of the challenger's answers to training prompts."""
     for name, scorer in scorers.items():
-        for found in answers.values():
+        for role, found in answers.items():
             questions = [Question(p, ids) for p, ids in zip(prompts, found.token_ids, strict=True)]
-            found.rewards[name] = _in_units(scorer, name, questions)
-    return _in_units(scorers["reward"], "reward", train)
+            told = recorder.counting(f"{name} of the {role}", len(questions))
+            found.rewards[name] = _in_units(scorer, questions, told)
+    return _in_units(scorers["reward"], train, recorder.counting("reward on training prompts", len(train)))
 
 
-def _in_units(scorer: Scorer, name: str, questions: Sequence[Question]) -> Floats:
+def _in_units(scorer: Scorer, questions: Sequence[Question], told: Told) -> Floats:
     """Model scores in standard deviations above held-out answers, so that limits mean the same every night."""
-    scores = scorer.scores(questions).astype(np.float64)
+    scores = scorer.scores(questions, told).astype(np.float64)
     return (scores - scorer.mean) / max(scorer.std, 1e-6) if isinstance(scorer, ModelScorer) else scores
 
 

@@ -20,6 +20,7 @@ from training.models.batching import microbatches
 from training.models.layout import Group, build_layout, group_sizes
 from training.models.network import Network, ScalarHead
 from training.models.tokenize import pad_id
+from training.recorder import Told, untold
 
 REWARD_JSON, HEAD_FILE = "reward.json", "score_head.safetensors"
 ADAPTER = "reward"
@@ -78,24 +79,30 @@ class RewardModel:
         return RewardModel(self.network, replace(self.description, **changes))
 
     @torch.no_grad()
-    def head_scores(self, groups: Sequence[Group], budget: int, layout: str = "padded") -> torch.Tensor:
-        """Scores of every head, [B, k] on the CPU, in the order of the groups' responses."""
+    def head_scores(
+        self, groups: Sequence[Group], budget: int, layout: str = "padded", told: Told = untold
+    ) -> torch.Tensor:
+        """Scores of every head, [B, k] on the CPU, in the order of the groups' responses. `told` counts groups."""
         offsets, total = [], 0
         for group in groups:
             offsets.append(total)
             total += len(group.responses)
-        scores = torch.zeros((total, self.description.heads))
+        scores, done = torch.zeros((total, self.description.heads)), 0
         for batch in microbatches(group_sizes(groups, layout), budget):
             chosen = [groups[i] for i in batch]
             laid_out = build_layout(chosen, layout, pad_id(self.network.backbone.tokenizer))
             found = self.network.scores(laid_out.to(self.network.backbone.device)).cpu()
             places = [offsets[i] + j for i in batch for j in range(len(groups[i].responses))]
             scores[places] = found
+            done += len(batch)
+            told(done)
         return scores
 
-    def scores(self, groups: Sequence[Group], budget: int, layout: str = "padded") -> torch.Tensor:
-        """One score a response, [B]: the heads put together as the description says."""
-        return self.combine(self.head_scores(groups, budget, layout))
+    def scores(
+        self, groups: Sequence[Group], budget: int, layout: str = "padded", told: Told = untold
+    ) -> torch.Tensor:
+        """One score a response, [B]: the heads put together as the description says. `told` counts groups."""
+        return self.combine(self.head_scores(groups, budget, layout, told))
 
     def combine(self, scores: torch.Tensor) -> torch.Tensor:
         """[..., k] -> [...]. Pessimism counters over-optimisation (Coste et al. 2023, eq. 3 and 4)."""

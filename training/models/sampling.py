@@ -10,6 +10,7 @@ from transformers import DynamicCache
 
 from training.models.network import Network
 from training.models.tokenize import eos_id, pad_id
+from training.recorder import Told, above, untold
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,13 @@ class Sample:
 
 @torch.no_grad()
 def sample_responses(
-    network: Network, prompts: Sequence[Sequence[int]], settings: SamplingSettings, generator: torch.Generator
+    network: Network,
+    prompts: Sequence[Sequence[int]],
+    settings: SamplingSettings,
+    generator: torch.Generator,
+    told: Told = untold,
 ) -> list[Sample]:
-    """One answer a prompt, in the order given. Repeat a prompt to get several answers.
+    """One answer a prompt, in the order given. Repeat a prompt to get several answers. `told` counts answers.
 
     The uniform numbers are drawn for all prompts at once, so that the answer to a prompt does not depend on the
     batch size nor on how long its neighbours' answers are.
@@ -46,14 +51,19 @@ def sample_responses(
     samples: list[Sample | None] = [None] * len(prompts)
     for start in range(0, len(order), settings.batch_size):
         rows = order[start : start + settings.batch_size]
-        batch = _sample_batch(network, [prompts[i] for i in rows], uniforms[rows], settings)
+        batch = _sample_batch(network, [prompts[i] for i in rows], uniforms[rows], settings, above(told, start))
         for i, sample in zip(rows, batch, strict=True):
             samples[i] = sample
+        told(start + len(rows))
     return [sample for sample in samples if sample is not None]
 
 
 def _sample_batch(
-    network: Network, prompts: Sequence[Sequence[int]], uniforms: torch.Tensor, settings: SamplingSettings
+    network: Network,
+    prompts: Sequence[Sequence[int]],
+    uniforms: torch.Tensor,
+    settings: SamplingSettings,
+    told: Told = untold,
 ) -> list[Sample]:
     backbone, device = network.backbone, network.backbone.device
     stop = eos_id(backbone.tokenizer)
@@ -82,6 +92,7 @@ def _sample_batch(
             if not going:
                 break
             if len(going) < len(active):
+                told(len(prompts) - len(going))
                 kept = torch.tensor(going, device=device)
                 active = [active[j] for j in going]
                 cache.batch_select_indices(kept)

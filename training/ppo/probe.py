@@ -16,6 +16,7 @@ from training.models.network import Network
 from training.models.sampling import SamplingSettings, sample_responses
 from training.models.tokenize import pad_id
 from training.ppo.actors import Actors
+from training.recorder import Told, untold
 from training.scoring import Question, Scorer
 from training.seeding import torch_generator
 from training.sft import negative_log_likelihood
@@ -84,15 +85,19 @@ def exact_kl(policy: Network, reference: Network, groups: Sequence[Group], budge
 
 
 @torch.no_grad()
-def sequence_kl(policy: Network, reference: Network, groups: Sequence[Group], budget: int) -> list[float]:
-    """KL summed over vocabulary and tokens of each group's one answer, nats, in order."""
-    found = [0.0] * len(groups)
+def sequence_kl(
+    policy: Network, reference: Network, groups: Sequence[Group], budget: int, told: Told = untold
+) -> list[float]:
+    """KL summed over vocabulary and tokens of each group's one answer, nats, in order. `told` counts groups."""
+    found, done = [0.0] * len(groups), 0
     for batch in microbatches(group_sizes(groups, "padded"), budget):
         layout = build_layout([groups[i] for i in batch], "padded", pad_id(policy.backbone.tokenizer))
         layout = layout.to(policy.backbone.device)
         sums = token_kl(policy, reference, layout).double().sum(dim=1).tolist()
         for i, value in zip(batch, sums, strict=True):
             found[i] = value
+        done += len(batch)
+        told(done)
     return found
 
 
