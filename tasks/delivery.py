@@ -138,7 +138,9 @@ def _learn_total(state: _State, lines: Sequence[Line]) -> None:
     for content in (line.content for line in lines):
         if "event" not in content:
             step = content.get("step", step)
-        elif content["event"] == "progress" and "doing" not in content and step and abs(content.get("step", -2) - step) <= 1:
+        elif content["event"] != "progress" or "doing" in content:  # a phase around the steps counts other things
+            continue
+        elif step and abs(content.get("step", -2) - step) <= 1:
             state.total = max(int(content.get("total", 0)), state.total or 0)
 
 

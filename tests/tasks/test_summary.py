@@ -213,6 +213,23 @@ def test_tail_tells_each_line_once_and_survives_torn_lines_and_rewinds(tmp_path:
     assert heard.told[-1] == (2, 9)
 
 
+def test_tail_tells_what_a_phase_without_steps_does(tmp_path: Path) -> None:
+    heard: list[tuple] = []
+
+    class Hearing(Silent):
+        def stage_moved(self, stage, step, total, shown, doing=""):
+            heard.append((stage, doing, step, total))
+
+    recorder = Recorder(tmp_path / "metrics.jsonl")
+    tail = MetricsTail(tmp_path, "distill", Hearing())
+    told = recorder.counting("teacher scores", 512)
+    told(128)
+    recorder.progress(1, 9, loss=0.5)
+    tail.poll()
+    phase = ("distill", "teacher scores")
+    assert heard == [(*phase, 0, 512), (*phase, 128, 512), ("distill", "", 1, 9)]
+
+
 def test_listener_is_silent_outside_and_restored_after() -> None:
     heard = Heard()
     with listening(heard):

@@ -25,6 +25,7 @@ from training.models.layout import Group
 from training.models.network import Network, ScalarHead
 from training.models.reward_model import RewardModel
 from training.objectives import distill_loss
+from training.recorder import read_lines
 
 CPU = torch.device("cpu")
 
@@ -99,6 +100,11 @@ class TestDistill:
         bare = changed_rows("validation", snapshot, tmp_path / "bare", without_rejected)
         inputs = {"snapshot": bare, "reference": reference_folder, "teacher": teacher_folder}
         assert run("distill", inputs).metrics["student_teacher_kl"] >= 0
+        (metrics,) = tmp_path.glob("distill-*/**/metrics.jsonl")
+        ended = {line["doing"]: (line["step"], line["total"]) for line in read_lines(metrics) if "doing" in line}
+        phases = {"policy answers", "teacher scores", "teacher is timed", "student scores", "student is timed"}
+        assert set(ended) == phases
+        assert all(0 < step == total for step, total in ended.values())
 
     def test_no_pair_at_all_is_an_error(
         self, run: Run, snapshot: Path, tmp_path: Path, reference_folder: Path, teacher_folder: Path

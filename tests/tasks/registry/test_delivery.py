@@ -115,6 +115,15 @@ def test_a_total_that_counts_something_else_is_not_believed(stage: Path, to: Des
     assert len(points("loss")) == 9
 
 
+def test_the_total_of_a_phase_around_the_steps_is_not_believed(stage: Path, to: Destination, points: Points) -> None:
+    record(stage, range(9))
+    recorder = Recorder(stage / "metrics.jsonl")
+    recorder.counting("student scores", 50)(9)
+    recorder.close()
+    deliver_metrics(stage, to, final=False)
+    assert len(points("loss")) == 9, "the next steps are not thinned for a stage of 50"
+
+
 def test_values_that_are_not_finite_become_tags(stage: Path, to: Destination, points: Points) -> None:
     recorder = Recorder(stage / "metrics.jsonl")
     for step, value in enumerate([1.0, float("nan"), float("inf"), 2.0]):
