@@ -24,6 +24,7 @@ from training.examples import Encoder, encode_imitation, encode_pairs, read_spli
 from training.models.backbone import Backbone
 from training.models.network import Network
 from training.models.reward_model import RewardModel
+from training.recorder import read_lines
 from training.rewards.quickstart import quickstart
 from training.sft import negative_log_likelihood
 
@@ -204,7 +205,7 @@ def test_fewer_prompts_are_the_first_ones(evaluate: Evaluate, moved_folder: Path
 def test_a_silent_policy_has_finite_metrics(evaluate: Evaluate, moved_folder: Path, monkeypatch: pytest.MonkeyPatch):
     from training.models.sampling import Sample
 
-    def silent(network, prompts, settings, generator):
+    def silent(network, prompts, settings, generator, told):
         return [Sample((2,), (0.0,), True) for _ in prompts]
 
     monkeypatch.setattr("training.evaluation.answers.sample_responses", silent)
@@ -221,3 +222,11 @@ def test_no_evaluation_prompts_is_an_error(evaluate: Evaluate, moved_folder, sna
     inputs = {"snapshot": empty, "reference": moved_folder, "challenger": moved_folder}
     with pytest.raises(DataError, match="no evaluation prompts"):
         run_here(write_stage(tmp_path / "none", "evaluate", inputs, reward=GOLD), "evaluate")
+
+
+def test_every_long_phase_tells_how_far_it_is(evaluate: Evaluate, moved_folder, tmp_path: Path):
+    evaluate(moved_folder)
+    (metrics,) = tmp_path.glob("**/metrics.jsonl")
+    ended = {line["doing"]: (line["step"], line["total"]) for line in read_lines(metrics) if "doing" in line}
+    assert {"reference answers", "challenger answers", "KL of the challenger", "reward of the challenger"} <= set(ended)
+    assert all(0 < step == total for step, total in ended.values())
