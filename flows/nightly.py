@@ -15,6 +15,7 @@ from configs.errors import NightjarError
 from configs.schema import NightConfig, load_config
 from flows.flow_log import FlowLog
 from flows.handover import is_handed_over
+from flows.missed_nights import fresher_start_was_cancelled
 from flows.night_tasks import gate_task, promote_task, reconcile_task, register_task, report_task, stage_task
 from flows.only_shown import only_shown
 from flows.request import NightRequest
@@ -250,5 +251,6 @@ def _skipped(reason: str) -> State[Any]:
 
 
 def _is_late(request: NightRequest) -> bool:
-    due = flow_run.scheduled_start_time
-    return due is not None and is_stale(due.timestamp(), time.time(), request.stale_after_hours)
+    due, hours = flow_run.scheduled_start_time, request.stale_after_hours
+    is_late = due is not None and is_stale(due.timestamp(), time.time(), hours)
+    return is_late and not fresher_start_was_cancelled(hours)
