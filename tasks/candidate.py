@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,9 +11,12 @@ from typing import Any
 
 from tasks.model_manifest import ModelFiles, check_folder, check_upload, has_role, hashes, stored_folder, whole_sha256
 from tasks.registry import CHALLENGER, Version
+from tasks.registry_errors import StoredBytesDiffer
 from tasks.site import Site
 from tasks.version_tags import DIGEST, NIGHT, TREE, Lineage
 from training.contract import file_ref
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -51,14 +55,15 @@ def register_candidate(
 ) -> Version:
     """Log `files` as a new version, read everything back and compare, then call it `challenger`.
 
-    Repeated for the same night and weights it finds the version of the first time. The champion is not touched.
+    Repeated for the same night and weights it finds the version of the first time, or logs another one where the store
+    has lost or changed that one's bytes. The champion is not touched.
     Raises ModelFolderError, ServingError, StoredBytesDiffer, TrackingUnavailable.
     """
     for folder in files.by_role().values():
         check_folder(folder)
     digest = file_ref(files.model).sha256
     site.registry.ensure()
-    number = _registered_before(site, night, digest)
+    number = _registered_before(site, night, digest, files)
     if number is None:
         with site.worker() as worker:
             number = worker.log_version(
@@ -71,7 +76,7 @@ def register_candidate(
                 settings=settings.stored(),
                 max_new_tokens=settings.max_new_tokens,
             ).version
-    _verify_upload(site, number, files)
+        _verify_upload(site, number, files)
     site.registry.tag(number, lineage.tags())
     if site.registry.alias("champion") != number:
         site.registry.put_alias(CHALLENGER, number)
@@ -97,9 +102,17 @@ def fetch_champion(site: Site, destination: Path) -> FetchedVersion | None:
     return fetch_version(site, number, destination) if number is not None else None
 
 
-def _registered_before(site: Site, night: str, digest: str) -> str | None:
-    found = site.registry.versions({DIGEST: digest, NIGHT: night})
-    return found[-1].number if found else None
+def _registered_before(site: Site, night: str, digest: str, files: ModelFiles) -> str | None:
+    """The newest version of this night and these weights that is sound. A spoilt one is passed over: it stays, is never
+    promoted, and must not keep the night from ever being registered."""
+    for version in reversed(site.registry.versions({DIGEST: digest, NIGHT: night})):
+        try:
+            _verify_upload(site, version.number, files)
+        except StoredBytesDiffer as error:
+            log.warning("version %s of %s is passed over: %s", version.number, site.model, error.message)
+        else:
+            return version.number
+    return None
 
 
 def _verify_upload(site: Site, number: str, files: ModelFiles) -> None:

@@ -73,6 +73,21 @@ def test_repeating_a_registration_finds_the_same_version(site: Site, register: R
     assert register(1, night="another").number != register(1).number
 
 
+def test_registering_again_passes_a_spoilt_version_over(site: Site, register: Register) -> None:
+    """Else the night whose version was spoilt could never be registered, however often it is run."""
+    spoilt = register(1)
+    with site.stored(spoilt) as folder:
+        weights = next(folder.rglob("model.safetensors"))
+        weights.write_bytes(weights.read_bytes()[:-1] + b"\x7f")
+    fresh = register(1)
+    assert fresh.number != spoilt.number
+    assert site.registry.alias(CHALLENGER) == fresh.number
+    assert register(1).number == fresh.number, "the sound one is found again"
+    promote(site, fresh.number, judged_against=None)
+    with pytest.raises(StoredBytesDiffer):
+        promote(site, spoilt.number, judged_against=fresh.number)
+
+
 def test_bytes_changed_after_the_upload_are_refused_by_name(site: Site, register: Register) -> None:
     first, second = register(1), register(2)
     promote(site, first.number, judged_against=None)
