@@ -18,14 +18,9 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
-
-from configs.schema.data import DataConfig
 from training.context import StageContext, StageOutcome
 from training.contract import read_json, write_json
-from training.data.ingest import ingest
 from training.errors import NightjarError, StageError
-from training.evaluation.report import EvaluationReport, MetricBuilder, ModelDigest, write_report
 from training.process import die_with_parent, run_stage, watch_lease
 
 MODEL = "NIGHTJAR_FAKE_MODEL"
@@ -67,6 +62,8 @@ def behave(context: StageContext, behaviour: str) -> None:
         os._exit(0)
     if behaviour == "hang":
         hang(context)
+    if behaviour == "wait":
+        wait_for_go(context)
     if behaviour == "hang_with_child":
         # A rank of torchrun lives in a session of its own.
         stray = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
@@ -82,6 +79,13 @@ def hang(context: StageContext) -> None:
     time.sleep(600)
 
 
+def wait_for_go(context: StageContext) -> None:
+    """Pause until somebody makes the file `go` in the home: time for a test to break something meanwhile."""
+    context.output("waiting").touch()
+    while not (Path(context.spec.home) / "go").exists():
+        time.sleep(0.05)
+
+
 def plain(context: StageContext) -> dict[str, Path]:
     out = context.output("out.txt")
     out.write_text(f"{context.spec.stage} {context.spec.seed}\n")
@@ -89,6 +93,9 @@ def plain(context: StageContext) -> dict[str, Path]:
 
 
 def validate(context: StageContext) -> dict[str, Path]:
+    from configs.schema.data import DataConfig  # imported here, since each stage is a process of its own
+    from training.data.ingest import ingest
+
     config = context.section("data", DataConfig)
     uri = str(context.spec.params["source"])
     done = ingest(config, context.output("validation"), seed=context.spec.seed, source_uri=uri)
@@ -122,8 +129,12 @@ def ppo(context: StageContext) -> dict[str, Path]:
 
 
 def evaluate(context: StageContext) -> dict[str, Path]:
-    """The challenger is better by 0.5; behaviour `worse` turns that round, `unsure` makes it 0."""
-    gain = {"worse": -0.5, "unsure": 0.0}.get(behaviour_of(context), 0.5)
+    """The challenger is better by 0.5; behaviour `worse` turns that round, `unsure` makes it 0, `nan` not a number."""
+    import numpy as np
+
+    from training.evaluation.report import EvaluationReport, MetricBuilder, ModelDigest, write_report
+
+    gain = {"worse": -0.5, "unsure": 0.0, "nan": np.nan}.get(behaviour_of(context), 0.5)
     rng = np.random.default_rng(context.spec.seed)
     start = rng.normal(0.0, 0.1, 64)
     new = start + gain + rng.normal(0.0, 0.05, 64)
