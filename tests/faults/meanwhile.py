@@ -12,7 +12,7 @@ import psutil
 
 from tasks.process_tree import processes_of
 
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 600.0
 GO = "go"
 
 

@@ -14,7 +14,7 @@ from tests.faults.servers import plain_environment
 from tests.flows.nights import FAKES as SMALL_STAGES
 
 FAKES = Path(__file__).resolve().parent / "fakes"
-ENDS_SECONDS = 240
+ENDS_SECONDS = 900
 
 
 def start_night(nights, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from tasks.launch_plan import ROOT, free_port
 from tasks.mlflow_client import mlflow_environment
 
-START_SECONDS = 180.0
+START_SECONDS = 600.0
 
 
 class Server:

@@ -27,7 +27,7 @@ SHORT = {
 @pytest.fixture(scope="session")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingWorker]:
     """One real serving child for the session: starting it costs more than everything that it does here."""
-    with ServingWorker("set for each home", tmp_path_factory.mktemp("serving"), 120.0) as worker:
+    with ServingWorker("set for each home", tmp_path_factory.mktemp("serving"), 900.0) as worker:
         yield worker
 
 

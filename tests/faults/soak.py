@@ -46,7 +46,7 @@ FAULTS = (
 )  # fmt: skip
 DIES = {*soak_night.DEATHS, *INTERRUPTS}
 ENDS = {"Completed", "Skipped", "Rejected", "Undecided", "Failed"}
-_PATIENCE_SECONDS = 300.0
+_PATIENCE_SECONDS = 1_800.0
 
 
 @dataclass
@@ -95,12 +95,16 @@ class Soak:
         (self.home / "go").unlink(missing_ok=True)
         for stale in self.home.glob("runs/*/*/waiting"):
             stale.unlink()
+        started = time.monotonic()
         night = fork(lambda: asdict(soak_night.run_night(self.config, fault, seed)), self.home)
         if fault == "second night":
             self._second(night)
         if fault in INTERRUPTS:
             night.signal_after(INTERRUPTS[fault], self.draws.uniform(0.0, self.typical_seconds))
-        return night.result(_PATIENCE_SECONDS)
+        end = night.result(_PATIENCE_SECONDS)
+        if fault == "none":
+            self.typical_seconds = time.monotonic() - started
+        return end
 
     def _second(self, first: Child) -> None:
         """A second start while the first night is at work is skipped."""

@@ -96,7 +96,9 @@ class Counts:
 
     def shown(self) -> Mapping[str, Any]:
         """For JSON."""
-        return asdict(self) | {"broken": {name: self.broken[name] for name in BROKEN}}
+        plain = {name: value for name, value in vars(self).items() if not isinstance(value, Counter)}
+        counted = {"faults": dict(sorted(self.faults.items())), "ends": dict(sorted(self.ends.items()))}
+        return plain | counted | {"broken": {name: self.broken[name] for name in BROKEN}}
 
     @property
     def sound(self) -> bool:

@@ -37,7 +37,7 @@ class SharedServing:
         if self._worker is not None and self._worker.alive and self._drain(self._worker):
             return
         self.end()
-        self._worker = ServingWorker("set for each home", self._folder, 120.0).__enter__()
+        self._worker = ServingWorker("set for each home", self._folder, 900.0).__enter__()
         assert self._drain(self._worker), "a fresh serving child does not answer"
 
     def end(self) -> None:

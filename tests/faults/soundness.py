@@ -14,7 +14,7 @@ from tasks.registry import CHAMPION
 from tasks.registry_errors import StoredBytesDiffer
 from tasks.run_tags import HOME, home_id
 from tasks.site import Site
-from tasks.version_tags import VERDICT
+from tasks.version_tags import TREE, VERDICT
 from training.checkpoint import CheckpointFolder
 from training.errors import CheckpointError
 
@@ -66,11 +66,16 @@ def assert_next_night_works(nights, *, spoilt: Collection[str] = (), torn_lines:
 
 
 def lost_versions(site: Site) -> list[str]:
-    """Versions whose stored bytes are not those of their upload, or that the journal names and nobody has."""
+    """Versions whose stored bytes are not those of their upload, or that the journal names and nobody has.
+
+    One that was never verified, since its process was killed while it was uploaded, is no version yet.
+    """
     there = {version.number: version for version in site.registry.versions()}
     named = {v for e in site.journal.entries(site.model) for v in (e.previous, e.candidate, e.restored) if v}
     lost = named - set(there)
     for number, version in there.items():
+        if TREE not in version.tags:
+            continue
         try:
             with site.unchanged(version):
                 pass

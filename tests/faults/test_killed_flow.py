@@ -18,7 +18,7 @@ from tests.faults.soundness import (
     running_runs,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 STAGES = ("validate", "annotate", "ppo", "evaluate")
 
 

@@ -16,7 +16,7 @@ from tests.faults.meanwhile import meanwhile, once_waiting, until
 from tests.faults.night_process import ended, start_night
 from tests.faults.soundness import assert_next_night_works, assert_sound
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 
 def stage_of(nights, index: int, stage: str) -> Path:

@@ -16,7 +16,7 @@ from tests.faults.servers import Server, mlflow_server, prefect_environment, pre
 from tests.faults.soundness import assert_next_night_works, assert_sound
 from tests.flows.nights import Nights
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 STAGES = ("validate", "annotate", "ppo", "evaluate")
 
 

@@ -24,9 +24,9 @@ from tests.faults.soundness import assert_next_night_works, assert_sound, proces
 from tests.flows.nights import FAKES as SMALL_STAGES
 from tests.flows.nights import Nights
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
-ENDS_SECONDS = 300.0
+ENDS_SECONDS = 900.0
 
 
 @dataclass
@@ -80,7 +80,7 @@ def operated(new_home: Callable[..., Nights], tmp_path: Path) -> Iterator[Operat
     environment["PYTHONPATH"] = os.pathsep.join([environment["PYTHONPATH"], str(SMALL_STAGES), str(FAKES)])
     made = Operated(nights, server, environment)
     command = [sys.executable, "-m", "flows.cli", "deploy", str(nights.config_path), "--no-gpu-pool"]
-    subprocess.run([*command, "--cron", "off", "--watch-cron", "off"], env=environment, check=True, timeout=300)
+    subprocess.run([*command, "--cron", "off", "--watch-cron", "off"], env=environment, check=True, timeout=900)
     made.ask(f"deployments/{made.deployment}", {"entrypoint": "small_flow.nightly"}, method="PATCH")
     try:
         yield made

@@ -94,7 +94,7 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def shared_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServingWorker]:
     """One real serving child for the whole session: starting it costs more than everything that it does here."""
-    with ServingWorker("set per test", tmp_path_factory.mktemp("worker"), 120.0) as worker:
+    with ServingWorker("set per test", tmp_path_factory.mktemp("worker"), 900.0) as worker:
         yield worker
 
 
