@@ -7,6 +7,7 @@ such a night.
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 import resource
@@ -38,6 +39,13 @@ from tests.faults.soundness import sound_versions
 EVALUATIONS = {"gate worse": "evaluate=worse", "gate unsure": "evaluate=unsure", "gate nan": "evaluate=nan"}
 TRAINERS = {"trainer killed once": "ppo=die_at_2", "trainer killed always": "ppo=die"}
 DEATHS = {f"killed {moment.replace('_', ' ')}": moment for moment in MOMENTS}
+PRELOADED = (
+    "mlflow", "mlflow.artifacts", "mlflow.entities", "mlflow.store.artifact.local_artifact_repo",
+    "mlflow.store.model_registry.sqlalchemy_store", "mlflow.store.tracking.sqlalchemy_store", "matplotlib.figure",
+    "matplotlib.backends.backend_agg", "nightjar_fakes", "pandas", "requests", "sqlalchemy.dialects.sqlite",
+    "tasks.review", "training.data.ingest", "training.evaluation.report",
+)  # fmt: skip
+"""What a night imports on its way: once here instead of in every child."""
 _TASKS = ("reconcile_task", "stage_task", "gate_task", "register_task", "promote_task")
 
 
@@ -51,6 +59,8 @@ class Ended:
 
 def prepare(patch: pytest.MonkeyPatch, serving: SharedServing) -> None:
     """Once, before the first fork: small stages, no Prefect, one serving child for all."""
+    for name in PRELOADED:
+        importlib.import_module(name)
     small_stages(patch)
     plant_deaths(patch)
     for name in _TASKS:
