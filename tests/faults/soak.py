@@ -60,6 +60,7 @@ class Soak:
     typical_seconds: float = 8.0
     counts: Counts = field(default_factory=Counts)
     champion: str | None = None
+    ended_badly: bool = False
     known: set[str] = field(default_factory=set)
     spoilt: set[str] = field(default_factory=set)
     taken_down: set[str] = field(default_factory=set)
@@ -69,7 +70,8 @@ class Soak:
         self.counts.nights += 1
         fault = self.draws.choice(FAULTS)
         self.counts.faults[fault] += 1
-        if fault != "no new data":
+        # After a bad end now and then nothing new has come: then that very night is gone on with.
+        if fault != "no new data" and not (self.ended_badly and self.draws.random() < 0.5):
             self._deliver()
         self.serving.bring_into_step()
         started = time.monotonic()
@@ -79,6 +81,7 @@ class Soak:
         self.serving.bring_into_step()
         self.counts.ends[end["name"] if end else "killed"] += 1
         self._judge_end(fault, end)
+        self.ended_badly = end is None or end["name"] in ("Failed", "escaped")
         settle = self.draws.random() < 0.7
         self._judge_home(self._run(lambda: look(self.home, settle)), fault, settle)
         if fault.startswith("breach"):
@@ -223,7 +226,8 @@ def make_home(folder: Path) -> tuple[Path, Path]:
     (folder / "source").mkdir()
     data = {name: value for name, value in SHORT["data"].items() if name != "quickstart"}
     content = SHORT | {
-        "name": "soak", "data": data | {"source": str(folder / "source")}, "models": CONFIG["models"] | {"base": str(model)},
+        "name": "soak", "data": data | {"source": str(folder / "source")},
+        "models": CONFIG["models"] | {"base": str(model)},
         "runtime": SHORT["runtime"] | {"home": str(home)},
     }  # fmt: skip
     config.write_text(yaml.safe_dump(content), encoding="utf-8")

@@ -33,7 +33,7 @@ class ForkedStage:
         return self.returncode
 
     def wait(self) -> int:
-        """The exit status. A stage that is still running is ended: forked, it carries no mark by which others find it."""
+        """The exit status. A stage that still runs is ended: forked, it carries no mark by which others find it."""
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
         while (status := self.poll()) is None:

@@ -85,7 +85,7 @@ def lost_versions(site: Site) -> list[str]:
 
 
 def sound_versions(site: Site) -> list[str]:
-    """Versions that somebody might well promote by hand: the gate passed them, nobody took them down, their bytes hold."""
+    """Versions that somebody might promote by hand: the gate passed them, nobody took them down, their bytes hold."""
     lost = set(lost_versions(site)) | set(site.journal.banned_versions(site.model))
     passed = [version.number for version in site.registry.versions() if version.tags.get(VERDICT) == "PASS"]
     return [number for number in passed if number not in lost]

@@ -1,4 +1,4 @@
-"""Nights that a server schedules and a process worker runs: five that were missed, one that is cancelled at its work."""
+"""Nights that a server schedules and a process worker runs: five that were missed, one cancelled at its work."""
 
 from __future__ import annotations
 

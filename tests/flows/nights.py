@@ -1,4 +1,4 @@
-"""Nights through the real flow on the small stages of `fakes/`: homes, configs and what was heard. For two conftests."""
+"""Nights through the real flow on the small stages of `fakes/`: homes, configs, what was heard; for two conftests."""
 
 from __future__ import annotations
 

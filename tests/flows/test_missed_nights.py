@@ -22,7 +22,8 @@ LOST_THE_SLOT = "Deployment concurrency limit reached."
 @pytest.fixture
 def due(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Callable:
     """Make a start that was due so many hours ago, and bring it to a state; asked from a run of that deployment."""
-    chain = Chain(f"missed-{uuid.uuid4().hex[:8]}", "p", config="/c.yaml", home=str(tmp_path), gpu_pool=False, cron=None)
+    name = f"missed-{uuid.uuid4().hex[:8]}"
+    chain = Chain(name, "p", config="/c.yaml", home=str(tmp_path), gpu_pool=False, cron=None)
     deploy(chain)
     with get_client(sync_client=True) as client:
         number = client.read_deployment_by_name(f"nightly/{chain.name}").id
