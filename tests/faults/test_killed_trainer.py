@@ -22,7 +22,7 @@ from training.contract import read_result
 from training.recorder import read_lines
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
-SFT = {"run": "always", "epochs": 20, "batch_size": 2, "checkpoint_every": 5, "eval_every": 50, "learning_rate": 1e-3}
+SFT = {"run": "always", "epochs": 6, "batch_size": 2, "checkpoint_every": 5, "eval_every": 50, "learning_rate": 1e-3}
 SMALLER_THAN_A_CHECKPOINT = 100_000
 """Bytes; the log and the metrics of so short a stage stay far below."""
 
