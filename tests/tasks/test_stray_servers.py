@@ -77,7 +77,7 @@ def test_the_server_of_a_living_night_stays_when_the_clock_is_set(start, tmp_pat
     assert server.poll() is None
 
 
-@pytest.mark.parametrize("name", [f"{os.getpid()}:1.00", "nonsense", ""])
+@pytest.mark.parametrize("name", [f"{os.getpid()}:1.00", "nonsense", ""], ids=["this pid", "nonsense", "nothing"])
 def test_a_name_of_another_version_is_of_nobody(start, tmp_path: Path, name: str) -> None:
     start(name)
     assert end_strays(str(tmp_path)) == (1 if name else 0)

@@ -231,6 +231,6 @@ def law_loosening_never_turns_pass_into_fail(run, decide):
 
 LAWS = {
     name.removeprefix("law_"): law
-    for name, law in sorted([*globals().items(), *vars(gate_laws_decisions).items()])
+    for name, law in sorted((vars(gate_laws_decisions) | globals()).items())
     if name.startswith("law_")
 }
