@@ -29,15 +29,16 @@ def draw_frontiers(found: Sequence[RunResult], file: Path) -> None:
     for axis, noise in zip(axes[0], panels, strict=True):
         runs = by_variant(found, noise)
         rates = [dpo_name(rate) for rate in DPO_RATES]
-        _draw(axis, runs, rates, "DPO, best of three rates", "tab:orange")
+        _draw(axis, runs, rates, "DPO, best of its rates", "tab:orange")
         _draw(axis, runs, ["offline", "weights", "replay", "best_random", "best_worst", "power"],
-              "PPO on stored answers, best of six", "tab:grey")  # fmt: skip
+              "PPO on stored answers, best of its variants", "tab:grey")  # fmt: skip
         _draw(axis, runs, ["fresh"], "PPO, fresh samples, no filter", "tab:green")
+        _draw(axis, runs, ["whole"], "default, every weight trained", "tab:purple")
         _draw(axis, runs, ["default"], "shipped default", "tab:blue")
         axis.set(title=f"{noise:.0%} of the labels flipped", xlabel="KL to the reference, nats a token", xlim=(0, 0.3))
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel("gold reward")
-    axes[0][0].legend(loc="lower right", fontsize=8)
+    axes[0][-1].legend(loc="lower right", fontsize=8)
     _write(figure, file)
 
 

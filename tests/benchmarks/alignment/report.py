@@ -82,6 +82,8 @@ def _against_dpo(runs: Runs, best: str | None) -> list[str]:
         of_rate.append(run.final.gold - rivals[best])
         of_any.append(run.final.gold - max(rivals.values()))
         worst = min(worst, run.final.gold - run.points[0].gold)
+    if not of_rate:
+        return []
     return [
         f"The default's frontier, at its own KL in each seed (n = {len(of_rate)}): {interval(of_rate).signed()} gold "
         f"against the best rate of DPO, {interval(of_any).signed()} against whichever rate is best there in that seed. "
