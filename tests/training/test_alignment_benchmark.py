@@ -101,7 +101,7 @@ def test_the_report_compares_the_default_with_dpo_at_its_own_kl(tmp_path: Path) 
             write_result(tmp_path / found_path(found), found)
     text = write_report(tmp_path, tmp_path / "pictures")
     assert f"| DPO (TRL), learning rate {DPO_RATES[0]:g} (best rate) | 3 |" in text
-    assert "(n = 3): +0.100 [+0.100, +0.100] gold against the best rate" in text
+    assert "(n = 3): +0.100 [+0.100, +0.100] gold against the best rate of DPO" in text
     assert (tmp_path / "pictures" / "alignment-frontier.png").stat().st_size > 10_000
 
 

@@ -70,25 +70,27 @@ def _row(runs: Runs, name: str, best: str | None) -> str:
 
 
 def _against_dpo(runs: Runs, best: str | None) -> list[str]:
-    """The frontier in words: gold at the default's own KL, against the best that any DPO rate has at that KL."""
-    if best is None or "default" not in runs:
-        return []
-    rates = [name for name in map(dpo_name, DPO_RATES) if name in runs]
-    of_rate, of_any, worst = [], [], math.inf
-    for seed, run in sorted(runs["default"].items()):
-        rivals = {name: gold_at(runs[name][seed].points, run.final.kl_ref) for name in rates if seed in runs[name]}
-        if best not in rivals:
-            continue
-        of_rate.append(run.final.gold - rivals[best])
-        of_any.append(run.final.gold - max(rivals.values()))
-        worst = min(worst, run.final.gold - run.points[0].gold)
+    """Frontiers in words: gold at a variant's own KL, against what DPO has at that KL."""
+    found = [_frontier_sentence(runs, best, name) for name in ("default", "whole", "fresh") if best and name in runs]
+    return [line for line in found if line]
+
+
+def _frontier_sentence(runs: Runs, best: str, name: str) -> str:
+    rates = [rate for rate in map(dpo_name, DPO_RATES) if rate in runs]
+    of_rate, of_any, gains = [], [], []
+    for seed, run in sorted(runs[name].items()):
+        rivals = {rate: gold_at(runs[rate][seed].points, run.final.kl_ref) for rate in rates if seed in runs[rate]}
+        if best in rivals:
+            of_rate.append(run.final.gold - rivals[best])
+            of_any.append(run.final.gold - max(rivals.values()))
+            gains.append(run.final.gold - run.points[0].gold)
     if not of_rate:
-        return []
-    return [
-        f"The default's frontier, at its own KL in each seed (n = {len(of_rate)}): {interval(of_rate).signed()} gold "
-        f"against the best rate of DPO, {interval(of_any).signed()} against whichever rate is best there in that seed. "
-        f"The least that the default gained over the reference in any seed: {worst:+.3f}.",
-    ]
+        return ""
+    return (
+        f"* {label_of(name)}, at its own KL in each seed (n = {len(of_rate)}): {interval(of_rate).signed()} gold against "
+        f"the best rate of DPO, {interval(of_any).signed()} against whichever rate is best there in that seed; "
+        f"least gain over the reference in any seed {min(gains):+.3f}"
+    )
 
 
 def _judges(found: Sequence[RunResult]) -> str:
