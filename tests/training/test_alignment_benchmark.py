@@ -10,7 +10,7 @@ import pytest
 
 from tests.benchmarks.alignment import plan
 from tests.benchmarks.alignment.clock import TrainingClock
-from tests.benchmarks.alignment.curves import frontier, gold_at, interval, needed
+from tests.benchmarks.alignment.curves import frontier, gold_at, interval, needed, within
 from tests.benchmarks.alignment.results import Cell, Point, RunResult, read_result, read_results, write_result
 from tests.benchmarks.alignment.variants import DPO_RATES, dpo_name
 
@@ -50,7 +50,7 @@ def test_interval_is_student_s() -> None:
 
 
 def test_a_frontier_never_falls_and_ends_at_the_best() -> None:
-    assert frontier(CURVE, [0.05, 0.1, 0.3]).tolist() == [0.2, 0.6, 0.6]
+    assert frontier(CURVE, [0.05, 0.1, 0.15, 0.3]).tolist() == pytest.approx([0.4, 0.6, 0.6, 0.6])
 
 
 def test_gold_at_a_kl_is_linear_between_points_and_favours_the_rival_beyond_them() -> None:
@@ -62,6 +62,14 @@ def test_gold_at_a_kl_is_linear_between_points_and_favours_the_rival_beyond_them
 def test_needed_counts_to_the_first_crossing() -> None:
     assert needed(CURVE, "fresh", 0.4) == pytest.approx(50)
     assert math.isnan(needed(CURVE, "fresh", 0.7))
+
+
+def test_a_run_is_cut_to_a_smaller_budget_as_it_was_then() -> None:
+    long = replace(result("default", 0), budget=20.0, final=replace(CURVE[1], seconds=20.0))
+    assert within(long, 20.0) == long
+    cut = within(long, 9.0)
+    assert [p.seconds for p in cut.points] == [0, 10]
+    assert cut.final == CURVE[1]
 
 
 def test_results_come_back_as_they_were_written(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import stats
@@ -43,9 +43,20 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
 
 
 def frontier(points: Sequence[Point], grid: Sequence[float]) -> np.ndarray:
-    """Best gold of any point whose KL is at most each value of `grid`: what that much drift can buy."""
-    kl, gold = np.asarray([p.kl_ref for p in points]), np.asarray([p.gold for p in points])
-    return np.asarray([gold[kl <= limit].max() if (kl <= limit).any() else np.nan for limit in grid])
+    """Best gold that a curve reaches with at most each KL of `grid`, which rises: what that much drift can buy."""
+    return np.maximum.accumulate([gold_at(points, limit) for limit in grid])
+
+
+def within(result: RunResult, budget: float) -> RunResult:
+    """The run as it was when a smaller budget was spent: its rounds do not depend on what came later.
+
+    A round that has begun is finished, so up to a quarter more is let pass.
+    """
+    points = [p for p in result.points if p.seconds <= 1.25 * budget]
+    at = (result.final.gold, result.final.kl_ref)
+    final = next((p for p in points if (p.gold, p.kl_ref) == at), points[-1])
+    keeps = result.budget <= budget or len(points) == len(result.points)
+    return result if keeps else replace(result, budget=budget, points=points, final=final)
 
 
 def gold_at(points: Sequence[Point], kl: float) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.benchmarks.alignment import figures
-from tests.benchmarks.alignment.curves import Interval, by_variant, gold_at, interval, needed
+from tests.benchmarks.alignment.curves import Interval, by_variant, gold_at, interval, needed, within
 from tests.benchmarks.alignment.results import RunResult, read_results
 from tests.benchmarks.alignment.variants import DPO_RATES, FILTERS, MAIN, REUSE, dpo_name, label_of
 
@@ -18,6 +18,8 @@ NOISES = (0.0, 0.1, 0.25)
 def write_report(results: Path, pictures: Path) -> str:
     """Draw the figures and return the tables as Markdown."""
     found = read_results(results)
+    budget = min((run.budget for run in found), default=0.0)
+    found = [run if run.variant.startswith("over_") else within(run, budget) for run in found]
     figures.draw_frontiers(found, pictures / "alignment-frontier.png")
     figures.draw_overoptimisation(found, pictures / "alignment-overoptimisation.png")
     parts = [_noise_section(by_variant(found, noise), noise) for noise in (0.1, 0.25, 0.0)]
