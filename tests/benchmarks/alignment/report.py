@@ -89,8 +89,8 @@ def _frontier_sentence(runs: Runs, best: str, name: str) -> str:
     if not of_rate:
         return ""
     return (
-        f"* {label_of(name)}, at its own KL in each seed (n = {len(of_rate)}): {interval(of_rate).signed()} gold against "
-        f"the best rate of DPO, {interval(of_any).signed()} against whichever rate is best there in that seed; "
+        f"* {label_of(name)}, at its own KL in each seed (n = {len(of_rate)}): {interval(of_rate).signed()} gold "
+        f"against the best rate of DPO, {interval(of_any).signed()} against whichever rate is best there in that seed; "
         f"least gain over the reference in any seed {min(gains):+.3f}"
     )
 
