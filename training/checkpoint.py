@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ class CheckpointFolder:
             temporary.mkdir()
             self._fill(temporary, tensors, state)
             if target.exists():
-                shutil.rmtree(target)
+                self._remove(target)
             os.rename(temporary, target)
             fsync_folder(self.folder)
         except (OSError, SafetensorError) as error:
@@ -120,9 +121,17 @@ class CheckpointFolder:
         """Keep the newest up to the one saved just now, and those pinned."""
         past = [step for step in self.steps() if step <= saved]
         for step in {*self.steps()} - {*past[-self.keep :], *pinned}:
-            shutil.rmtree(self._path(step), ignore_errors=True)
+            self._remove(self._path(step))
         for leftover in self.folder.glob(".step_*.tmp"):
             shutil.rmtree(leftover, ignore_errors=True)
+
+    def _remove(self, path: Path) -> None:
+        """Out of sight first: a kill half-way leaves no checkpoint that bears its name and lacks a file. The next save
+        clears what is left of it."""
+        aside = self.folder / f".{path.name}.{os.getpid()}.old.tmp"
+        with suppress(OSError):
+            os.rename(path, aside)
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _step_of(path: Path) -> int:

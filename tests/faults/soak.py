@@ -64,6 +64,7 @@ class Soak:
     known: set[str] = field(default_factory=set)
     spoilt: set[str] = field(default_factory=set)
     taken_down: set[str] = field(default_factory=set)
+    torn: set[str] = field(default_factory=set)
 
     def night(self) -> None:
         """One night with one fault, and the look that follows."""
@@ -155,9 +156,11 @@ class Soak:
         for version in sorted((self.known - set(seen["nights"])) | (set(seen["lost"]) - self.spoilt)):
             wrong("lost versions", f"{fault}: version {version}")
         self.known |= set(seen["nights"])
-        for name, found in (("torn checkpoints", seen["torn"]), ("processes left", seen["processes"])):
-            for one in found:
-                wrong(name, f"{fault}: {one}")
+        for process in seen["processes"]:
+            wrong("processes left", f"{fault}: {process}")
+        for checkpoint in sorted(set(seen["torn"]) - self.torn):
+            wrong("torn checkpoints", f"{fault}: {checkpoint}")
+        self.torn |= set(seen["torn"])
         if not seen["answers"]:
             wrong("champions that do not answer", f"{fault}: version {seen['champion']}: {seen['said'][:300]}")
         if settled:

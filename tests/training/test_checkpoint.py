@@ -216,6 +216,8 @@ def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_checkpoint(tmp_path: Path
         assert found is not None
         assert found.state in ({step: state(step + 10)}.get(found.step), state(found.step))
         assert found.step >= 1 if again else found.step >= 2
+        for kept in CheckpointFolder(folder).steps():
+            assert CheckpointFolder(folder).at(kept).step == kept, "complete or absent, also the one that goes"
         CheckpointFolder(folder).save(4, tensors(4), state(4))
         assert_is(CheckpointFolder(folder).latest(), 4)
         assert not list(folder.glob(".*")), "what the dead left was not cleared"
