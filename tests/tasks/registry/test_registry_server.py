@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import socket
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import Popen
@@ -16,6 +17,7 @@ from configs.schema import NightConfig
 from configs.schema.registry import RegistryConfig
 from tasks.candidate import ServingSettings, fetch_champion, register_candidate
 from tasks.delivery import deliver_metrics
+from tasks.figures import reward_and_kl
 from tasks.model_manifest import ModelFiles, hashes
 from tasks.promotion import promote
 from tasks.reconcile import reconcile
@@ -101,6 +103,21 @@ def test_a_night_over_a_server_that_goes_away_and_comes_back(
     assert reconcile(site).nothing_to_do
     assert not any((site.home / "scratch").glob("stored-*"))
     shutil.rmtree(server_folder, ignore_errors=True)
+
+
+def test_the_notes_pictures_are_where_its_addresses_say(
+    start_server: Callable[..., Popen[bytes]], port: int, tmp_path: Path, make_site: Callable[..., Site]
+) -> None:
+    """The note names pictures relative to MLflow's own pages; a browser that reads it must get them."""
+    folder = tmp_path / "server"
+    folder.mkdir()
+    start_server(folder, port, f"127.0.0.1:{port}")
+    address = f"http://127.0.0.1:{port}"
+    night = NightRun.open(make_site(tmp_path / "home", RegistryConfig(tracking_uri=address)), "n1", CONFIG)
+    night.log_figures({"reward_and_kl.png": reward_and_kl({"reward": ([0, 1], [0.0, 1.0])}, {}, None)})
+    ((shows, place),) = night.pictures().items()
+    with urllib.request.urlopen(f"{address}/{place}", timeout=60) as reply:
+        assert (shows, reply.read(8)) == ("reward and kl", b"\x89PNG\r\n\x1a\n")
 
 
 def _weights(folder: Path) -> bytes:

@@ -106,6 +106,18 @@ def test_the_chat_template_is_applied_once(
     assert answers.model_id == version.model_id
 
 
+def test_a_version_is_logged_in_the_run_that_the_night_shows(
+    site: Site, experiment: str, model_folder: Callable[[int], Path], lineage: Lineage
+) -> None:
+    client = site.registry.client
+    shown = client.create_run(experiment, run_name="register").info.run_id
+    run = RegisterRun(experiment, {}, shown)
+    version = register_candidate(site, ModelFiles(model_folder(1)), "n", lineage, run, ServingSettings())
+    assert version.run_id == shown
+    assert [found.info.run_id for found in client.search_runs([experiment])] == [shown]
+    assert client.get_run(shown).info.status == "FINISHED"
+
+
 def test_logged_name_of_the_run_is_a_short_run_of_its_own(site: Site, register: Register) -> None:
     version = register(1)
     assert version.run_id is not None
