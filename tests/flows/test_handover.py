@@ -76,7 +76,8 @@ class Told(Silent):
         self.ended: list[str] = []
 
     def stage_event(self, stage, kind, fields):
-        self.events.append((kind, str(fields.get("message") or fields.get("how"))))
+        if kind != "round":  # the small stage's own; what is asked here is what the handing over tells
+            self.events.append((kind, str(fields.get("message") or fields.get("how"))))
 
     def stage_ended(self, stage, how, seconds):
         self.ended.append(how)

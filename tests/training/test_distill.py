@@ -102,8 +102,8 @@ class TestDistill:
         assert run("distill", inputs).metrics["student_teacher_kl"] >= 0
         (metrics,) = tmp_path.glob("distill-*/**/metrics.jsonl")
         ended = {line["doing"]: (line["step"], line["total"]) for line in read_lines(metrics) if "doing" in line}
-        phases = {"policy answers", "teacher scores", "teacher is timed", "student scores", "student is timed"}
-        assert set(ended) == phases
+        # What came before the training was shown as it went; lines without a checkpoint are forgotten as it begins.
+        assert set(ended) == {"student scores", "student is timed"}
         assert all(0 < step == total for step, total in ended.values())
 
     def test_no_pair_at_all_is_an_error(

@@ -36,6 +36,7 @@ def row(number: int = 1, **changes: Any) -> dict[str, Any]:
         "rejected": "Ugh. 1 plus 1 is 3.",
         "responses": None,
         "reference": "2",
+        "label": "chosen",
         "label_weight": 1.0,
         "source": "unit",
         "category": "plus",
