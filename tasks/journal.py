@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from tasks.append_log import AppendLog
+from tasks.registry_errors import JournalError
 
 Event = Literal["pending", "verified", "reverted", "rollback_pending", "rolled_back", "retired"]
 JOURNAL = "journal.jsonl"
@@ -167,4 +168,10 @@ def _rolled_back(standing: _Standing, entry: Entry) -> None:
 def _entry(record: object) -> Entry:
     assert isinstance(record, dict)
     known = {item.name for item in fields(Entry)}
-    return Entry(**{key: value for key, value in record.items() if key in known})
+    try:
+        return Entry(**{key: value for key, value in record.items() if key in known})
+    except TypeError as error:
+        raise JournalError(
+            f"{JOURNAL}: entry {record.get('seq', '?')} is damaged: {error}",
+            "restore the file from a backup; nothing is promoted or rolled back before that",
+        ) from None

@@ -53,13 +53,28 @@ def preset_names() -> list[str]:
     return sorted(file.stem for file in (CONFIGS / "presets").glob("*.yaml"))
 
 
+class _OneOfEach(yaml.SafeLoader):
+    """YAML in which a key that stands twice is refused: the second would silently replace the first."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = key_node.value
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} stands twice; keep one", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
 def _read_yaml(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(
             f"{path}: no such config file", "give the path of a night's YAML, e.g. configs/quickstart.yaml"
         )
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_OneOfEach)  # noqa: S506, a safe loader's child
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not readable as YAML: {error}") from None
     except OSError as error:

@@ -162,3 +162,12 @@ def test_a_file_that_cannot_be_read_is_a_config_error(tmp_path: Path, monkeypatc
     monkeypatch.setattr(Path, "read_text", refused)
     with pytest.raises(ConfigError, match=r"night\.yaml: cannot be read: Permission denied"):
         load_config(file)
+
+
+@pytest.mark.parametrize("text", ["name: a\nname: b\n", "ppo:\n  rounds: 1\n  rounds: 2\n", "gates: {}\ngates: {}\n"])
+def test_a_key_that_stands_twice_is_refused_with_its_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "night.yaml"
+    path.write_text(text)
+    words = refusal(path)
+    assert "stands twice" in words
+    assert "line" in words

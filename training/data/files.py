@@ -40,13 +40,15 @@ def _records(batch: pa.RecordBatch) -> Iterator[tuple[Mapping[str, Any] | None, 
     try:
         for record in batch.to_pylist():
             yield record, None
-    except UnicodeDecodeError:
-        # Some text of the batch is not UTF-8: find out which rows.
+    except (ValueError, OverflowError):
+        # Some text of the batch is not UTF-8, or some date lies outside the calendar: find out which rows.
         for index in range(batch.num_rows):
             try:
                 yield batch.slice(index, 1).to_pylist()[0], None
             except UnicodeDecodeError:
                 yield None, Problem(Reason.INVALID_UTF8)
+            except (ValueError, OverflowError):
+                yield None, Problem(Reason.WRONG_TYPE, "a date or number that Python cannot hold")
 
 
 def read_jsonl(filesystem: pafs.FileSystem, path: str, name: str) -> Iterator[Read]:
@@ -77,7 +79,7 @@ def _parse(line: bytes) -> tuple[Mapping[str, Any] | None, Problem | None]:
         values = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError:
         return None, Problem(Reason.INVALID_UTF8)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # also numbers of thousands of digits, which Python refuses to read
         return None, Problem(Reason.UNREADABLE_JSON)
     if not isinstance(values, dict):
         return None, Problem(Reason.NOT_AN_OBJECT)

@@ -78,7 +78,8 @@ def _read_object(file: Path, role: str) -> dict[str, Any]:
 def _check_weights(folder: Path, role: str) -> None:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        names = set(_read_object(index, role).get("weight_map", {}).values())
+        weights = _read_object(index, role).get("weight_map")
+        names = {str(name) for name in weights.values()} if isinstance(weights, dict) else set()
         if not names:
             raise ModelFolderError(f"{role}: {index}: names no weights", "copy the whole folder")
         missing = sorted(name for name in names if not (folder / name).is_file())

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.journal import Entry, Journal, _add_up, new_act
+from tasks.registry_errors import JournalError
 
 MODEL = "m"
 
@@ -30,6 +32,12 @@ def written(home: Path, *acts: list[Entry]) -> Journal:
         for entry in act:
             journal.write(entry)
     return journal
+
+
+def test_a_damaged_entry_is_named(tmp_path: Path) -> None:
+    (tmp_path / "journal.jsonl").write_text('{"seq": 1, "model": "m"}\n')
+    with pytest.raises(JournalError, match="entry 1 is damaged"):
+        Journal(tmp_path).champions(MODEL)
 
 
 def test_an_empty_journal_knows_nothing(tmp_path: Path) -> None:

@@ -86,6 +86,20 @@ def test_bad_lines_are_problems_with_their_number(tmp_path: Path) -> None:
     assert rows[0].values == {"n": 1}
 
 
+def test_a_number_of_thousands_of_digits_is_a_problem_of_its_row(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"n": 1}\n{"n": ' + "9" * 5000 + "}\n")
+    assert [row.problem.reason if row.problem else None for row in read(tmp_path / "a.jsonl")] == [
+        None, Reason.UNREADABLE_JSON,
+    ]  # fmt: skip
+
+
+def test_a_date_outside_the_calendar_is_a_problem_of_its_row(tmp_path: Path) -> None:
+    table = pa.table({"n": [1, 2], "day": pa.array([0, 2**30], pa.int32()).view(pa.date32())})
+    pq.write_table(table, tmp_path / "a.parquet")
+    rows = read(tmp_path / "a.parquet")
+    assert [row.problem.reason if row.problem else None for row in rows] == [None, Reason.WRONG_TYPE]
+
+
 def test_invalid_utf8_in_parquet_is_a_problem_of_its_row(tmp_path: Path) -> None:
     broken = pa.Array.from_buffers(
         pa.string(), 3, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0\2\0\0\0\3\0\0\0"), pa.py_buffer(b"a\xffc")]

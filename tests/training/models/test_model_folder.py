@@ -56,6 +56,7 @@ def test_no_template_in_the_settings_is_none(folder: Path):
     [
         ("config.json", "[]"), ("config.json", "{"), ("tokenizer_config.json", "{"),
         ("model.safetensors.index.json", "{"), ("model.safetensors.index.json", "{}"),
+        ("model.safetensors.index.json", '{"weight_map": ["a"]}'),
     ],
 )  # fmt: skip
 def test_a_damaged_json_file_is_named(folder: Path, file: str, content: str):
