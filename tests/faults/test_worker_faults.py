@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -27,6 +28,7 @@ from tests.flows.nights import Nights
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 ENDS_SECONDS = 900.0
+BUSY_ANSWERS = 60
 
 
 @dataclass
@@ -38,7 +40,11 @@ class Operated:
     environment: dict[str, str]
 
     def ask(self, path: str, content: dict[str, Any] | None = None, method: str = "POST") -> Any:
-        reply = httpx.request(method, f"{self.server.url}/api/{path}", json=content or {}, timeout=60)
+        for _ in range(BUSY_ANSWERS):
+            reply = httpx.request(method, f"{self.server.url}/api/{path}", json=content or {}, timeout=60)
+            if reply.status_code != httpx.codes.SERVICE_UNAVAILABLE:  # SQLite is being written: asked for again
+                break
+            time.sleep(1.0)
         reply.raise_for_status()
         return reply.json() if reply.content else None
 
