@@ -57,8 +57,10 @@ class _OneOfEach(yaml.SafeLoader):
     """YAML in which a key that stands twice is refused: the second would silently replace the first."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
+        seen: set[str] = set()
         for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                continue  # a list as a key, which the schema refuses in its own words
             key = key_node.value
             if key in seen:
                 raise yaml.constructor.ConstructorError(

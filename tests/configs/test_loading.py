@@ -171,3 +171,9 @@ def test_a_key_that_stands_twice_is_refused_with_its_line(tmp_path: Path, text: 
     words = refusal(path)
     assert "stands twice" in words
     assert "line" in words
+
+
+def test_a_list_as_a_key_is_refused_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "night.yaml"
+    path.write_text("? [a, b]\n: 1\n")
+    assert "night.yaml" in refusal(path)
