@@ -156,26 +156,13 @@ def _judged_so_far(night: NightWork) -> tuple[EvaluationReport | None, GateDecis
 def _work(request: NightRequest, night: NightWork) -> State[Any]:
     # 4. The champion is frozen: the whole night starts from it and is judged against it.
     night.freeze()
-    # 5. The stages, each a child process; a result that is there already is reused.
-    stages = night.stages()
-    for stage, following in zip(stages, [*stages[1:], None], strict=True):
-        spec = night.spec(stage)
-        if following is not None and not is_handed_over(following):
-            night.prepare(following, unless_done=spec)
-        night.took(stage, _run_stage(night, stage, spec))
-        if stage == "validate":
-            same = _after_validation(request, night)
-            if same is not None:
-                return _skipped_night(night, same)
-    # 6. The gate, the registry, the champion.
-    report = read_report(Path(night.results["evaluate"].output("report").path))
-    with acting(night, GATE):
-        decision = gate_task(night, report)
-    night.note(verdict=decision.verdict)
-    with night.warm_serving():
-        with acting(night, REGISTER):
-            version = register_task(night, decision)
-        reason = _promote(request, night, decision, version)
+    # 5. and 6. The stages, the gate, the registry, the champion.
+    with ExitStack() as serving:
+        same = _run_stages(request, night, serving)
+        if same is not None:
+            return _skipped_night(night, same)
+        report = read_report(Path(night.results["evaluate"].output("report").path))
+        decision, reason = _judge(request, night, report)
     with only_shown("the judgement in MLflow"):
         publish_judgement(night, report)
     # 7. The page that a person reads. The champion has moved or stayed by now: no display changes how the night ended.
@@ -184,6 +171,36 @@ def _work(request: NightRequest, night: NightWork) -> State[Any]:
     with only_shown("the night's end in MLflow"):
         night.finish("FINISHED")
     return _final_state(night, decision)
+
+
+def _run_stages(request: NightRequest, night: NightWork, serving: ExitStack) -> str | None:
+    """Each a child process; a result that is there already is reused. Returns why the night need not go on.
+
+    While the last one computes, the process that registers and promotes loads what it needs; it ends with `serving`.
+    """
+    stages = night.stages()
+    for stage, following in zip(stages, [*stages[1:], None], strict=True):
+        spec = night.spec(stage)
+        if following is None:
+            serving.enter_context(night.warm_serving())
+        elif not is_handed_over(following):
+            night.prepare(following, unless_done=spec)
+        night.took(stage, _run_stage(night, stage, spec))
+        if stage == "validate":
+            same = _after_validation(request, night)
+            if same is not None:
+                return same
+    return None
+
+
+def _judge(request: NightRequest, night: NightWork, report: EvaluationReport) -> tuple[GateDecision, str | None]:
+    """Gate, registration, promotion. Returns the decision, and why a version that passed was not promoted."""
+    with acting(night, GATE):
+        decision = gate_task(night, report)
+    night.note(verdict=decision.verdict)
+    with acting(night, REGISTER):
+        version = register_task(night, decision)
+    return decision, _promote(request, night, decision, version)
 
 
 def _run_stage(night: NightWork, stage: str, spec: StageSpec) -> StageRun:

@@ -7,6 +7,7 @@ parent.
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import json
 import os
@@ -25,6 +26,7 @@ def main() -> None:
     die_with_parent()
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    _load()
     operations: dict[str, Callable[..., dict[str, Any]]] = {"log": log_version, "answer": answer_prompts}
     for line in sys.stdin:
         request = json.loads(line)
@@ -34,6 +36,12 @@ def main() -> None:
             reply = {"error": f"{type(error).__name__}: {error}"}
         replies.write(json.dumps(reply) + "\n")
         replies.flush()
+
+
+def _load() -> None:
+    """Import what every request needs: the seconds that takes pass while whoever started this is still busy."""
+    for module in ("mlflow.pyfunc", "torch", "transformers", "peft"):
+        importlib.import_module(module)
 
 
 def answer_prompts(uri: str, tracking_uri: str, prompts: Sequence[str], max_new_tokens: int) -> dict[str, Any]:
