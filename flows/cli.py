@@ -63,7 +63,7 @@ def run(
 
     A night that was killed continues where it stopped and trains nothing twice. Without new data there is nothing to
     do, and the command says so. Exit code: 0 promoted or nothing to do, 3 judged and not promoted, 2 something you can
-    mend (the message says what), 1 a defect.
+    mend (the message says what), 4 another night is at work on this home, 1 a defect.
     """
     from flows.run_command import run_night
 
@@ -104,11 +104,26 @@ def rollback(
 
 
 @app.command()
-def reconcile(home: Home = None, chain: Chain = None, model: Model = None) -> None:
-    """Close what killed processes left open: half promotions are reverted, dead MLflow runs ended. Safe at any time."""
+def reconcile(
+    home: Home = None,
+    chain: Chain = None,
+    model: Model = None,
+    adopt: Annotated[
+        bool,
+        typer.Option("--adopt", help="Take the registry as it is, where journal or database was lost. Needs --why."),
+    ] = False,
+    why: Annotated[str, typer.Option(help="With --adopt: the reason; it goes into the journal.")] = "",
+) -> None:
+    """Close what killed processes left open: half promotions are reverted, dead MLflow runs ended. Safe at any time.
+
+    Says when journal and registry contradict each other, and then changes no champion. Exit code 2 says that something
+    is left for a person.
+    """
     from flows.registry_commands import reconcile_now
 
-    say(reconcile_now(_home(home), chain, model))
+    told, is_done = reconcile_now(_home(home), chain, model, why if adopt else None)
+    say(told)
+    raise typer.Exit(0 if is_done else EXIT_USER)
 
 
 @app.command()

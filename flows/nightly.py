@@ -21,17 +21,16 @@ from flows.only_shown import only_shown
 from flows.request import NightRequest
 from flows.stopping import leave_if_embedded
 from tasks.act_runs import GATE, PROMOTE, REGISTER, acting
+from tasks.admission import admit_night
 from tasks.catch_up import catch_up
 from tasks.headline import headline
 from tasks.home import home_of
 from tasks.judging import read_report, stored_decision
-from tasks.moved_home import check_home_in_place
-from tasks.night import NothingToDo, Opened, is_stale, only_night, open_night, same_snapshot_before
-from tasks.night_source import check_source, source_of
+from tasks.night import ANOTHER_RUNS, NothingToDo, Opened, is_stale, only_night, open_night, same_snapshot_before
+from tasks.night_source import source_of
 from tasks.night_state import NightBook
 from tasks.night_tracking import NightTracker
 from tasks.night_work import NightWork
-from tasks.preflight import check_before, check_tracking
 from tasks.progress import listener, listening
 from tasks.promotion import Force
 from tasks.publish import publish_judgement, publish_summary, publish_validation
@@ -73,7 +72,7 @@ def nightly(request: NightRequest) -> State[Any]:
             try:
                 alone.enter_context(only_night(home))
             except LockHeld as busy:
-                return _skipped(f"another night is running: {busy.message}")
+                return _skipped(f"{ANOTHER_RUNS}: {busy.message}")
             with listening(FlowLog(listener())), full_disk_in_words(home):
                 return _run(request, config, home)
     except NightjarError as error:
@@ -85,19 +84,13 @@ def nightly(request: NightRequest) -> State[Any]:
 
 def _run(request: NightRequest, config: NightConfig, home: Path) -> State[Any]:
     # 1. Everything that can be refused is refused before any compute.
-    site = Site.open(home, config.registry)
-    check_before(
-        config,
-        home,
-        lambda: check_source(config),
-        lambda: _check_mlflow(site, config),
-    )
+    site = admit_night(config, home)
     # 2. What dead processes left open is closed.
     finish_late(site)
     for sentence in catch_up(NightBook(home)):
         listener().note(sentence)
     reconciled = reconcile_task(site)
-    for sentence in (*reconciled.settled, *reconciled.problems):
+    for sentence in (*reconciled.settled, *reconciled.problems, *reconciled.moved):
         listener().note(sentence)
     # 3. Go on with a night that broke off, skip, or begin a new one.
     book = NightBook(home)
@@ -105,11 +98,6 @@ def _run(request: NightRequest, config: NightConfig, home: Path) -> State[Any]:
     if isinstance(opened, NothingToDo):
         return _skipped(opened.reason)
     return _run_opened(request, config, book, site, opened)
-
-
-def _check_mlflow(site: Site, config: NightConfig) -> None:
-    check_tracking(site.tracking_uri, config.registry.reach_timeout_seconds)
-    check_home_in_place(site)
 
 
 def _run_opened(request: NightRequest, config: NightConfig, book: NightBook, site: Site, opened: Opened) -> State[Any]:
@@ -163,10 +151,11 @@ def _work(request: NightRequest, night: NightWork) -> State[Any]:
             return _skipped_night(night, same)
         report = read_report(Path(night.results["evaluate"].output("report").path))
         decision, reason = _judge(request, night, report)
+    night.note(reason=reason)
     with only_shown("the judgement in MLflow"):
         publish_judgement(night, report)
     # 7. The page that a person reads. The champion has moved or stayed by now: no display changes how the night ended.
-    night.note(status="finished", ended=time.time(), reason=reason)
+    night.note(status="finished", ended=time.time())
     _report(night, report, decision)
     with only_shown("the night's end in MLflow"):
         night.finish("FINISHED")

@@ -15,7 +15,7 @@ from flows.lost_runs import close_lost_nights
 from flows.night_tasks import reconcile_task
 from tasks.last_config import site_of
 from tasks.notify import notify
-from tasks.preflight import check_tracking
+from tasks.preflight import check_existing_tracking
 from tasks.reconcile import Reconciled
 
 
@@ -44,17 +44,17 @@ def reconcile(request: ReconcileRequest) -> State[Any]:
     lost = close_lost_nights(Path(request.home), request.deployment) if request.deployment else []
     try:
         site = site_of(Path(request.home), request.chain, request.model)
-        check_tracking(site.tracking_uri, site.config.reach_timeout_seconds)
+        check_existing_tracking(site.tracking_uri, site.config.reach_timeout_seconds)
         done = reconcile_task(site)
     except NightjarError as error:
         _tell(request, [*lost, str(error)], "needs a person")
         return Failed(message=str(error))
     sentences = [*lost, *done.settled, *_closed(done), *done.problems]
     if request.occasion or sentences:
-        _tell(request, sentences, "needs a person" if done.problems else "is in order")
+        _tell(request, [*sentences, *done.moved], "needs a person" if done.problems else "is in order")
     if done.problems:
         return Failed(message="\n".join(done.problems))
-    return Completed(message="\n".join(sentences) or "nothing to do: everything was closed properly")
+    return Completed(message="\n".join([*sentences, *done.moved]) or "nothing to do: everything was closed properly")
 
 
 def _closed(done: Reconciled) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from configs.errors import NightjarError
+from configs.errors import ConfigError, NightjarError
 from configs.schema.registry import RegistryConfig
 from flows.user_name import user_name
 from tasks.chains import chains_of, chosen, only_one
@@ -13,35 +13,49 @@ from tasks.mlflow_client import DATABASE, is_embedded
 from tasks.night_state import NightBook
 from tasks.registry import CHAMPION
 from tasks.site import Site
+from training.errors import ContractError
 
 
 def roll_back(home: Path, to: str | None, why: str, chain: str | None = None, model: str | None = None) -> str:
     """Put an earlier champion back, and say what changed."""
-    from tasks.preflight import check_tracking
+    from tasks.preflight import check_existing_tracking
     from tasks.rollback import rollback
 
     site = site_of(home, chain, model)
-    check_tracking(site.tracking_uri, site.config.reach_timeout_seconds)
+    check_existing_tracking(site.tracking_uri, site.config.reach_timeout_seconds)
     return rollback(site, why=why, to=to, by=user_name()).sentence
 
 
-def reconcile_now(home: Path, chain: str | None = None, model: str | None = None) -> str:
-    """Close what dead processes left open, and say what was done."""
-    from tasks.preflight import check_tracking
+def reconcile_now(
+    home: Path, chain: str | None = None, model: str | None = None, adopt: str | None = None
+) -> tuple[str, bool]:
+    """Close what dead processes left open; say what was done, and whether nothing is left for a person.
+
+    `adopt`: why the registry is taken as it is; null: it is not.
+    """
+    from tasks.adoption import adopt as take_as_it_is
+    from tasks.preflight import check_existing_tracking, check_tracking
     from tasks.reconcile import reconcile
     from tasks.tracking import finish_late
 
+    if adopt is not None and not adopt.strip():
+        raise ConfigError("--adopt needs a reason", "add --why TEXT; it goes into the journal")
     site = site_of(home, chain, model)
-    check_tracking(site.tracking_uri, site.config.reach_timeout_seconds)
+    reach = check_existing_tracking if adopt is None else check_tracking
+    reach(site.tracking_uri, site.config.reach_timeout_seconds)
+    adopted = [] if adopt is None else [take_as_it_is(site, by=user_name(), why=adopt)]
     late = [f"the run of night {night} was ended late" for night in finish_late(site)]
     done = reconcile(site)
     closed = [f"MLflow run {run} of a dead process was ended as KILLED" for run in done.closed_runs]
-    sentences = [*late, *done.settled, *closed, *done.problems]
-    return "\n".join(sentences) if sentences else "nothing to do: everything was closed properly"
+    sentences = [*adopted, *late, *done.settled, *closed, *done.problems, *done.moved]
+    told = "\n".join(sentences) if sentences else "nothing to do: everything was closed properly"
+    return told, not done.contradicted
 
 
 def answer(home: Path, model: str | None, prompt: str, max_new_tokens: int, chain: str | None = None) -> str:
     """One answer of a registered version. An address needs no nights in this home, only a registry that knows it."""
+    from tasks.preflight import require_database
+
     if model is None:
         site = site_of(home, chain)
         uri = f"models:/{site.model}@{CHAMPION}"
@@ -51,6 +65,7 @@ def answer(home: Path, model: str | None, prompt: str, max_new_tokens: int, chai
         )
     else:
         site, uri = _registry_that_knows(home, chain), model
+    require_database(site.tracking_uri)
     with site.worker() as worker:
         return worker.answer(uri, [prompt], max_new_tokens).texts[0]
 
@@ -70,10 +85,14 @@ def _registry_that_knows(home: Path, chain: str | None) -> Site:
 
 def explain_gate(home: Path, night: str) -> str:
     """The decision of a night in words."""
-    from tasks.judging import explain_night
+    from tasks.judging import explain_damaged_night, explain_night
 
     book = NightBook(home)
-    known = [state.night for state in book.nights()]
+    known = book.names()
     if night not in known:
         raise NightjarError(f"home {home} has no night {night!r}", f"it has {', '.join(known[-5:]) or 'none yet'}")
-    return explain_night(book, book.load(night))
+    try:
+        state = book.load(night)
+    except ContractError as damage:
+        return explain_damaged_night(book, night, damage)
+    return explain_night(book, state)

@@ -14,7 +14,7 @@ from flows.forms import Blocks, Chain, Form, Home, Model
 from flows.night_tasks import ACT, REGISTRY_RETRIES, is_passing
 from tasks.last_config import site_of
 from tasks.notify import notify
-from tasks.preflight import check_tracking
+from tasks.preflight import check_existing_tracking
 from tasks.rollback import Rollback
 from tasks.rollback import rollback as take_down
 from tasks.site import Site
@@ -56,7 +56,7 @@ def rollback(request: RollbackRequest) -> State[Any]:
     """
     try:
         site = site_of(Path(request.home), request.chain, request.model)
-        check_tracking(site.tracking_uri, site.config.reach_timeout_seconds)
+        check_existing_tracking(site.tracking_uri, site.config.reach_timeout_seconds)
         done = rollback_task(site, request)
     except NightjarError as error:
         notify(request.notify, "Nightjar: rollback failed, the champion stays", f"{request.why}\n\n{error}")

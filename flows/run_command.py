@@ -16,13 +16,16 @@ from flows.embedded import prepare_prefect
 from flows.request import NightRequest
 from flows.stopping import ending_on_signals
 from flows.user_name import user_name
+from tasks.admission import admit_night, admit_watch
 from tasks.home import home_of
+from tasks.night import ANOTHER_RUNS, check_alone
 from tasks.progress import listening
+from tasks.registry_errors import LockHeld
 
 if TYPE_CHECKING:
     from prefect import State
 
-DONE, DEFECT, USER, REJECTED = 0, 1, 2, 3
+DONE, DEFECT, USER, REJECTED, BUSY = 0, 1, 2, 3, 4
 _REFUSALS = ("Rejected", "Undecided", "Breached")
 
 
@@ -33,32 +36,45 @@ def run_night(config: str, overrides: Sequence[str], *, again: bool, force: bool
     request = NightRequest(
         config=config, overrides=tuple(overrides), again=again, force=force, who=user_name() if force else "", why=why
     )
-    home = home_of(load_config(config, overrides))
+    loaded = load_config(config, overrides)
+    home = home_of(loaded)
+
+    def check() -> None:
+        check_alone(home)
+        admit_night(loaded, home)
 
     def start() -> State[Any]:
         from flows.nightly import nightly
 
         return nightly(request, return_state=True)
 
-    return _run(home, start, plain)
+    try:
+        return _run(home, check, start, plain)
+    except LockHeld as busy:
+        return _busy(f"{ANOTHER_RUNS}: {busy.message}")
 
 
 def run_watch(home: Path, *, plain: bool, chain: str | None = None, model: str | None = None) -> int:
     """Measure the champion once; the exit code tells whether it kept its limits."""
+
+    def check() -> None:
+        admit_watch(home, chain, model)
 
     def start() -> State[Any]:
         from flows.watch import WatchRequest, watch
 
         return watch(WatchRequest(home=str(home), chain=chain, model=model), return_state=True)
 
-    return _run(home, start, plain)
+    return _run(home, check, start, plain)
 
 
-def _run(home: Path, start: Callable[[], State[Any]], plain: bool) -> int:
-    prepare_prefect(home)
+def _run(home: Path, check: Callable[[], None], start: Callable[[], State[Any]], plain: bool) -> int:
+    """What can be refused is refused before Prefect starts its server, which takes many seconds."""
     console = Console()
     with ending_on_signals(), lines_for(console, plain) as lines, listening(lines):
         lines.note("starting")
+        check()
+        prepare_prefect(home)
         state = _started(start)
     return _tell(console, state)
 
@@ -77,7 +93,9 @@ def _started(start: Callable[[], State[Any]]) -> State[Any]:
 
 def _tell(console: Console, state: State[Any]) -> int:
     if state.is_completed():
-        return DONE
+        # Somebody else's night has begun since the check above; a scheduled run ends Skipped, people are told.
+        is_busy = (state.message or "").startswith(ANOTHER_RUNS)
+        return _busy(state.message or "") if is_busy else DONE
     if state.name in _REFUSALS:
         return REJECTED
     if state.is_crashed():
@@ -86,6 +104,13 @@ def _tell(console: Console, state: State[Any]) -> int:
     words = state.message or "the night failed"
     Console(stderr=True).print(f"[red]error[/] {escape(words)}", highlight=False, soft_wrap=True)
     return USER if not _is_defect(state) else DEFECT
+
+
+def _busy(sentence: str) -> int:
+    hint = "wait until it has ended and repeat the command; nothing was computed"
+    words = str(NightjarError(sentence, hint))
+    Console(stderr=True).print(f"[red]busy[/] {escape(words)}", highlight=False, soft_wrap=True)
+    return BUSY
 
 
 def _is_defect(state: State[Any]) -> bool:

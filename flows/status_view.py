@@ -1,8 +1,10 @@
-"""`nightjar status`: nights, champion, previous, open problems."""
+"""`nightjar status`: nights, champion, previous, open problems. What cannot be read is a problem, and hides nothing."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -12,23 +14,29 @@ from rich.table import Table
 from configs.errors import NightjarError
 from tasks.last_config import sites_of
 from tasks.night_state import NightBook, NightState
+from tasks.registry_errors import JournalError
 from tasks.site import Site
 
 _STYLES = {"finished": "green", "failed": "red", "running": "yellow", "skipped": "dim"}
 
 
 def status_view(home: Path, count: int) -> RenderableType:
-    """The page. Raises NightjarError when the home has seen no night."""
-    sites = sites_of(home)
+    """The page; makes nothing. Raises NightjarError when the home has seen no night."""
     book = NightBook(home)
-    nights = book.nights()
+    nights, unreadable = book.nights(), book.unreadable()
     lines, problems = [], []
+    try:
+        sites = sites_of(home)
+    except NightjarError as error:
+        if not (nights or unreadable):
+            raise
+        sites, problems = [], [str(error)]
     for site in sites:
         told, open_ones = _registry_lines(site)
         lines += told
         problems += open_ones
     problems += _night_problems(nights)
-    problems += [error.message for error in book.unreadable()]
+    problems += map(str, unreadable)
     parts: list[RenderableType] = [f"home {escape(str(home))}", _nights_table(nights[-count:]), *map(escape, lines)]
     parts += [f"[red]open[/] {escape(problem)}" for problem in problems] or ["no open problems"]
     return Group(*parts)
@@ -50,32 +58,59 @@ def _nights_table(nights: list[NightState]) -> Table:
         style = _STYLES[night.status]
         version = f"{night.version}{' (promoted)' if night.promoted else ''}" if night.version else ""
         minutes = f"{night.seconds / 60:.1f}" if night.ended else ""
-        table.add_row(
-            night.night, began, minutes, f"[{style}]{night.status}[/]", night.verdict or "", version,
-            escape(night.reason or ""),
-        )  # fmt: skip
+        cells = map(escape, (night.verdict or "", version, night.reason or ""))
+        table.add_row(escape(night.night), began, minutes, f"[{style}]{night.status}[/]", *cells)
     return table
 
 
 def _registry_lines(site: Site) -> tuple[list[str], list[str]]:
-    """Champion and previous, and what is open in registry and journal."""
-    from tasks.preflight import check_tracking
+    """Champion and previous, and what is open in registry and journal: each is asked by itself."""
+    lines, problems = _asked(lambda: _champions(site))
+    unfinished, damaged = _asked(lambda: _unfinished(site))
+    problems += [*damaged, *unfinished]
+    if lines and not damaged:
+        found, failed = _asked(lambda: _disagreements(site))
+        problems += [*failed, *found]
+    elif not damaged:
+        known = site.journal.champions(site.model)
+        said = "as the journal says; MLflow cannot be asked"
+        lines = [f"{site.model}: champion {_named(version)}, {said}" for version in known[-1:]]
+    return lines, problems
+
+
+def _asked(question: Callable[[], list[str]]) -> tuple[list[str], list[str]]:
+    """The answer, and what stood in its way."""
+    try:
+        return question(), []
+    except NightjarError as error:
+        return [], [str(error)]
+
+
+def _champions(site: Site) -> list[str]:
+    from tasks.agreement import require_kept_database
+    from tasks.preflight import check_existing_tracking
     from tasks.registry import CHAMPION, PREVIOUS
 
-    try:
-        check_tracking(site.tracking_uri, site.config.reach_timeout_seconds)
-        champion, previous = site.registry.alias(CHAMPION), site.registry.alias(PREVIOUS)
-    except NightjarError as error:
-        return [], [error.message]
-    lines = [f"{site.model}: champion {_named(champion)}, previous {_named(previous)}"]
-    problems = [
+    with suppress(JournalError):  # said by the next question
+        require_kept_database(site)
+    check_existing_tracking(site.tracking_uri, site.config.reach_timeout_seconds)
+    champion, previous = site.registry.alias(CHAMPION), site.registry.alias(PREVIOUS)
+    return [f"{site.model}: champion {_named(champion)}, previous {_named(previous)}"]
+
+
+def _unfinished(site: Site) -> list[str]:
+    return [
         f"{entry.event} of version {entry.candidate or entry.taken_down} was never closed: run `nightjar reconcile`"
         for entry in site.journal.unfinished(site.model)
     ]
-    known = site.journal.champions(site.model)
-    if known and champion != known[-1]:
-        problems.append(f"the journal knows version {known[-1]} as champion, the alias names {_named(champion)}")
-    return lines, problems
+
+
+def _disagreements(site: Site) -> list[str]:
+    from tasks.agreement import compare, way_out
+
+    found = compare(site)
+    lost = [str(NightjarError(sentence, way_out(site))) for sentence in found.lost]
+    return [*lost, *found.moved]
 
 
 def _named(version: str | None) -> str:

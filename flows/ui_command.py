@@ -17,7 +17,7 @@ from rich.console import Console
 from configs.credentials import without_credentials
 from configs.errors import NightjarError
 from tasks.last_config import sites_of
-from tasks.mlflow_client import ARTIFACTS, is_embedded, mlflow_environment
+from tasks.mlflow_client import ARTIFACTS, is_embedded, missing_database, mlflow_environment
 
 LOG = "ui.log"
 _START_SECONDS = 180.0
@@ -43,6 +43,8 @@ def serve_ui(home: Path, port: int) -> int:
     for uri in uris:
         if not is_embedded(home, uri):
             console.print(f"MLflow is at {without_credentials(uri)}; open it there", highlight=False)
+        elif (file := missing_database(uri)) is not None:
+            raise NightjarError(f"{file} is missing or empty: there is nothing to show", "restore it from a backup")
     embedded = [uri for uri in uris if is_embedded(home, uri)]
     return _serve(home, embedded[0], port, console) if embedded else 0
 

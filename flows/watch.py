@@ -18,12 +18,11 @@ from flows.flow_log import FlowLog
 from flows.forms import Blocks, Chain, Form, Home, Model
 from flows.handover import run_where_it_belongs
 from flows.night_tasks import ACT
-from tasks.last_config import last_config
+from tasks.admission import admit_watch
 from tasks.launch import StageRun
 from tasks.measure import Measurement, measured, prepare_measurement
 from tasks.night_state import NightBook
 from tasks.notify import notify
-from tasks.preflight import check_tracking
 from tasks.progress import listener, listening
 from tasks.reconcile import reconcile
 from tasks.rollback import rollback
@@ -51,8 +50,7 @@ def watch(request: WatchRequest) -> State[Any]:
     """
     home = Path(request.home)
     try:
-        config = last_config(home, request.chain, request.model)
-        site = Site.open(home, config.registry)
+        site, config = admit_watch(home, request.chain, request.model)
         with listening(FlowLog(listener())):
             state = _measure(site, config)
             return _act(site, config, state, request)
@@ -61,8 +59,9 @@ def watch(request: WatchRequest) -> State[Any]:
 
 
 def _measure(site: Site, config: NightConfig) -> WatchState:
-    check_tracking(site.tracking_uri, config.registry.reach_timeout_seconds)
-    reconcile(site)
+    reconciled = reconcile(site)
+    for sentence in (*reconciled.problems, *reconciled.moved):
+        listener().note(sentence)
     measurement = prepare_measurement(site, config, NightBook(site.home))
     done = measure_task(measurement, config)
     return record_watch(site.home, site.model, measurement.champion.version, measured(done.result), config.watch)

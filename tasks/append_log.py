@@ -24,6 +24,8 @@ class LogContents:
 
     records: tuple[Mapping[str, Any], ...]
     torn: int
+    lines: tuple[int, ...] = ()
+    """Where each record stands in the file, counted from 1."""
 
 
 class AppendLog:
@@ -32,8 +34,9 @@ class AppendLog:
     A line counts only when its newline is there. A torn last line is counted in `torn`, and sealed by the next append.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, way_out: str = "restore the file from a backup, or move it aside") -> None:
         self.path = path
+        self.way_out = way_out
 
     def append(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
         """Add a record and return it with its `seq`. Raises OSError (disk full) with the log still readable."""
@@ -52,32 +55,37 @@ class AppendLog:
 
     def read(self) -> LogContents:
         """All records. Raises JournalError naming the line that is neither a record nor a sealed fragment."""
-        if not self.path.exists():
-            return LogContents((), 0)
-        *lines, rest = self.path.read_bytes().split(b"\n")
+        *lines, rest = self._content().split(b"\n")
         records: list[Mapping[str, Any]] = []
+        numbers: list[int] = []
         torn = 1 if rest else 0
         for number, line in enumerate(lines, start=1):
             if line.endswith(SEAL):
                 torn += 1
             else:
                 records.append(self._parse(line, number, expected_seq=len(records) + 1))
-        return LogContents(tuple(records), torn)
+                numbers.append(number)
+        return LogContents(tuple(records), torn, tuple(numbers))
+
+    def _content(self) -> bytes:
+        try:
+            return self.path.read_bytes()
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise JournalError(f"{self.path} cannot be read: {error.strerror or error}", self.way_out) from None
 
     def _parse(self, line: bytes, number: int, expected_seq: int) -> Mapping[str, Any]:
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise self._broken(number, "is not JSON") from None
         if not isinstance(record, dict) or record.get("seq") != expected_seq:
             raise self._broken(number, f"does not carry seq {expected_seq}: a line was lost, doubled or edited")
         return record
 
     def _broken(self, number: int, what: str) -> JournalError:
-        return JournalError(
-            f"{self.path}: line {number} {what}",
-            "compare with a backup or with the registry's aliases, repair the line by hand, then run reconcile",
-        )
+        return JournalError(f"{self.path}: line {number} {what}", self.way_out)
 
     @contextmanager
     def _locked(self) -> Iterator[int]:

@@ -18,9 +18,17 @@ from configs.credentials import without_credentials
 from configs.errors import NightjarError
 from configs.schema import NightConfig
 from tasks.launch_plan import available_cores
-from tasks.mlflow_client import tracking_uri_of
+from tasks.mlflow_client import missing_database, tracking_uri_of
+from tasks.night_state import NightBook
 from tasks.prefect_health import check_prefect
-from tasks.preflight import check_home, check_models, check_reward_function, check_tracking, free_gigabytes
+from tasks.preflight import (
+    check_home,
+    check_models,
+    check_reward_function,
+    check_tracking,
+    free_gigabytes,
+    require_database,
+)
 
 Health = Literal["good", "look", "bad"]
 PACKAGES = ("torch", "transformers", "peft", "deepspeed", "prefect", "mlflow", "great-expectations", "pyarrow")
@@ -122,6 +130,10 @@ def _clock() -> Finding:
 
 def _mlflow(home: Path, config: NightConfig | None) -> Finding:
     uri = tracking_uri_of(home, config.registry.tracking_uri if config is not None else None)
+    if (file := missing_database(uri)) is not None:
+        if NightBook(home).names():
+            return _refusal("mlflow", "", lambda: require_database(uri))
+        return Finding("mlflow", "good", f"no {file} yet: the first night makes it")
     timeout = config.registry.reach_timeout_seconds if config is not None else 15.0
     return _refusal("mlflow", f"{without_credentials(uri)} answers", lambda: check_tracking(uri, timeout))
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from configs.errors import NightjarError
 from configs.schema import NightConfig
+from tasks.headline import headline
 from tasks.night_state import NightBook, NightState
-from training.errors import GateError
+from training.errors import ContractError, GateError
 from training.evaluation.gate import GateDecision, decide, decision_markdown, explain, read_decision, write_decision
 from training.evaluation.report import EvaluationReport, read_report
 
@@ -15,10 +17,12 @@ __all__ = [
     "MARKDOWN",
     "EvaluationReport",
     "GateDecision",
+    "explain_damaged_night",
     "explain_night",
     "judge",
     "read_report",
     "stored_decision",
+    "tell_outcome",
 ]
 
 FOLDER = "gate"
@@ -40,6 +44,13 @@ def stored_decision(book: NightBook, night: str) -> GateDecision:
     return read_decision(book.folder(night) / FOLDER / DECISION)
 
 
+def tell_outcome(book: NightBook, state: NightState) -> None:
+    """Write decision.md anew, now that it is known what became of the night. Raises GateError without a decision."""
+    decision = stored_decision(book, state.night)
+    page = decision_markdown(decision, _outcome(state, decision))
+    (book.folder(state.night) / FOLDER / MARKDOWN).write_text(page, encoding="utf-8")
+
+
 def explain_night(book: NightBook, state: NightState) -> str:
     """The stored decision in words, made once more from the stored report and rules: both must agree."""
     stored = stored_decision(book, state.night)
@@ -47,10 +58,41 @@ def explain_night(book: NightBook, state: NightState) -> str:
     if evaluated is None:
         raise GateError(f"night {state.night} has a decision, but no evaluation is noted", "run the night again")
     report = read_report(Path(evaluated.directory) / "report.json")
-    anew = decide(report, book.config(state.night).gates, stored.has_champion)
+    _require_same(book, state.night, report, stored)
+    return explain(stored, _outcome(state, stored) if state.status != "running" else None)
+
+
+def _outcome(state: NightState, decision: GateDecision) -> str:
+    told = headline(state, decision)
+    return f"{decision.verdict}, but the night {told}" if state.status == "failed" else told
+
+
+def explain_damaged_night(book: NightBook, night: str, damage: ContractError) -> str:
+    """As much as decision, report and config still tell of a night whose record cannot be read.
+
+    Raises GateError when the decision cannot be read either, or the report says otherwise.
+    """
+    told = f"the record of night {night} is damaged: {damage}"
+    try:
+        stored = stored_decision(book, night)
+    except GateError as error:
+        raise GateError(f"{told}\nand its decision cannot be told: {error.message}") from None
+    try:
+        report = read_report(book.folder(night) / "evaluate" / "report.json")
+        book.config(night)
+    except NightjarError as error:
+        again = f"not judged again: {error.message}"
+    else:
+        _require_same(book, night, report, stored)
+        again = "judged again from the stored report and rules: the same"
+    place = book.folder(night) / FOLDER / DECISION
+    return f"{told}\n\nfrom {place} ({again}):\n\n{explain(stored)}"
+
+
+def _require_same(book: NightBook, night: str, report: EvaluationReport, stored: GateDecision) -> None:
+    anew = decide(report, book.config(night).gates, stored.has_champion)
     if anew != stored:
         raise GateError(
-            f"night {state.night}: the stored report judged again is {anew.verdict}, the night said {stored.verdict}",
+            f"night {night}: the stored report judged again is {anew.verdict}, the night said {stored.verdict}",
             "the report, the rules or the gate's code has changed since; do not trust either before you know which",
         )
-    return explain(stored)

@@ -19,8 +19,12 @@ def without_unknown_keys(kind: type[Record], content: Any) -> Record:
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        known = _without(content, [item["loc"] for item in error.errors() if item["type"] == "extra_forbidden"])
-        if known == content:
+        locations = [item["loc"] for item in error.errors() if item["type"] == "extra_forbidden"]
+        try:
+            known = _without(content, locations)
+        except (LookupError, TypeError):  # a location that leads through a choice of types is none in the content
+            raise error from None
+        if not locations:
             raise
     return kind.model_validate(known)
 

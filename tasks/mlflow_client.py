@@ -41,6 +41,17 @@ def is_embedded(home: Path, uri: str) -> bool:
     return uri == f"sqlite:///{home.resolve() / DATABASE}"
 
 
+def missing_database(uri: str) -> Path | None:
+    """The file of a SQLite store that is not there or empty, so that asking would make its tables; else None."""
+    name = uri.removeprefix("sqlite:///").partition("?")[0]
+    if name == uri or name in ("", ":memory:") or name.startswith("file:"):
+        return None
+    try:
+        return None if Path(name).stat().st_size else Path(name)
+    except (OSError, ValueError):
+        return Path(name)
+
+
 def mlflow_environment() -> dict[str, str]:
     """Variables a child process needs to speak to MLflow as we do; what the user has set stays."""
     defaults = _QUIET | _BOUNDED

@@ -14,6 +14,7 @@ from tasks.night_seeds import first_night_with, night_seed
 from tasks.night_state import NightBook, NightState
 
 LOCK = "night.lock"
+ANOTHER_RUNS = "another night is running"
 _DAY = "%Y-%m-%d"
 
 
@@ -37,6 +38,13 @@ def only_night(home: Path) -> Iterator[None]:
     """Be the only night of this home. Raises LockHeld naming the other one; it opens when that process is gone."""
     with held_lock(home / LOCK, "a night"):
         yield
+
+
+def check_alone(home: Path) -> None:
+    """Raises LockHeld when a night is at work on this home right now; nothing is made."""
+    if (home / LOCK).exists():
+        with only_night(home):
+            pass
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -17,6 +18,10 @@ from training.errors import ContractError
 RUNS = "runs"
 NIGHT = "night.json"
 CONFIG = "config.json"
+_DAMAGED = "restore it from a backup; the other nights go on without it, and its number is not given again"
+Moment = Annotated[float, Field(ge=0.0, le=253_402_214_400.0, allow_inf_nan=False)]
+"""Seconds since 1970, before the year 9999: what a clock can have said and a calendar can show."""
+Seconds = Annotated[float, Field(allow_inf_nan=False)]
 Status = Literal["running", "finished", "failed", "skipped"]
 
 
@@ -40,7 +45,7 @@ class StageNote(Section):
     """How a stage came about in this night: `how` is done or reused, or failed; seconds of wall clock."""
 
     how: Literal["done", "reused", "failed"]
-    seconds: float
+    seconds: Seconds
     attempts: int = 0
     directory: str = ""
     key: str = ""
@@ -66,8 +71,8 @@ class NightState(Section):
     seed: int | None = None
     data_seed: int | None = None
     status: Status = "running"
-    started: float
-    ended: float | None = None
+    started: Moment
+    ended: Moment | None = None
     champion_frozen: bool = False
     started_from: FrozenChampion | None = None
     champion: FrozenChampion | None = None
@@ -132,29 +137,42 @@ class NightBook:
         return self.change(state, stages={**state.stages, stage: note})
 
     def load(self, night: str) -> NightState:
-        """One night. Raises ContractError naming the file."""
+        """One night. Raises ContractError naming the file and what is wrong in it."""
         file = self.folder(night) / NIGHT
         try:
-            return without_unknown_keys(NightState, read_json(file))
+            state = without_unknown_keys(NightState, read_json(file))
         except ValidationError as error:
-            raise ContractError(f"{file}: not a night's state: {error.error_count()} problem(s)") from None
+            first = error.errors()[0]
+            what = f"{'.'.join(map(str, first['loc'])) or 'the whole'}: {first['msg']}"
+            problems = f"{error.error_count()} problem(s), the first: {what}"
+            raise ContractError(f"{file}: not a night's state: {problems}", _DAMAGED) from None
+        except ContractError as error:
+            raise ContractError(error.message, _DAMAGED) from None
+        if state.night != night:
+            raise ContractError(f"{file}: is the record of another night, {state.night}", _DAMAGED)
+        return state
 
     def nights(self, name: str | None = None) -> list[NightState]:
         """All nights, or those of one chain, oldest first. What cannot be read is left out: see `unreadable`."""
-        found = [night for night in map(self._look, self._names()) if isinstance(night, NightState)]
+        found = [night for night in map(self._look, self.names()) if isinstance(night, NightState)]
         return sorted((n for n in found if name in (None, n.name)), key=lambda n: (n.started, n.index))
 
     def unreadable(self) -> list[ContractError]:
         """Nights whose record cannot be read. They hinder no other night, but a person should look at them."""
-        return [night for night in map(self._look, self._names()) if isinstance(night, ContractError)]
+        return [night for night in map(self._look, self.names()) if isinstance(night, ContractError)]
 
     def next_index(self, name: str) -> int:
         """Number of the chain's next night: one that no folder has, be its record readable or not."""
-        numbers = [night.removeprefix(f"{name}-") for night in self._names() if night.startswith(f"{name}-")]
+        numbers = [night.removeprefix(f"{name}-") for night in self.names() if night.startswith(f"{name}-")]
         return 1 + max((int(number) for number in numbers if number.isdecimal()), default=0)
 
-    def _names(self) -> list[str]:
-        return sorted(file.parent.name for file in (self.home / RUNS).glob(f"*/{NIGHT}"))
+    def names(self) -> list[str]:
+        """Every night that has left a record, a config or a decision, be it readable or not."""
+        left = (NIGHT, CONFIG, "gate/decision.json")
+        return sorted({file.relative_to(self.home / RUNS).parts[0] for one in left for file in self._left(one)})
+
+    def _left(self, name: str) -> Iterator[Path]:
+        return (self.home / RUNS).glob(f"*/{name}")
 
     def _look(self, night: str) -> NightState | ContractError:
         try:

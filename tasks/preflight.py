@@ -12,6 +12,8 @@ from pathlib import Path
 
 from configs.errors import NightjarError
 from configs.schema import NightConfig
+from tasks.mlflow_client import missing_database
+from tasks.registry_errors import TrackingUnavailable
 from tasks.stages import builds_own_base
 from training.errors import ModelFolderError
 from training.models.folder import check_model_folder
@@ -84,6 +86,22 @@ def check_tracking(uri: str, timeout_seconds: float) -> None:
 
         timeout_seconds = max(timeout_seconds, _FIRST_TABLES_SECONDS)
     require_tracking(uri, timeout_seconds)
+
+
+def check_existing_tracking(uri: str, timeout_seconds: float) -> None:
+    """MLflow answers, and was there before it was asked. Raises TrackingUnavailable; makes no database."""
+    require_database(uri)
+    check_tracking(uri, timeout_seconds)
+
+
+def require_database(uri: str) -> None:
+    """A store that is a file is there: asking MLflow would make an empty one. Raises TrackingUnavailable."""
+    file = missing_database(uri)
+    if file is not None:
+        raise TrackingUnavailable(
+            f"MLflow's database {file} is missing or empty",
+            "restore it from a backup; if there is none, `nightjar reconcile --adopt --why TEXT` begins an empty one",
+        )
 
 
 def check_home(home: Path, min_free_gb: float) -> None:

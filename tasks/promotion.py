@@ -11,6 +11,7 @@ import logging
 import time
 from dataclasses import dataclass, replace
 
+from tasks.agreement import settled
 from tasks.journal import Entry, new_act
 from tasks.registry import CHALLENGER, CHAMPION, PREVIOUS, Version
 from tasks.registry_errors import BannedVersion, PromotionError, PromotionRaced, RegistryError, ServingError
@@ -51,12 +52,12 @@ def promote(
 
     `judged_against` is the champion's version that the gate compared with, null on a cold start; when the alias names
     another one by now, PromotionRaced is raised. Repeated after success it changes nothing.
-    Raises BannedVersion, PromotionRaced, StoredBytesDiffer, ServingError, LockHeld, TrackingUnavailable; after each of
-    them the champion is the one from before.
+    Raises BannedVersion, PromotionRaced, StoredBytesDiffer, ServingError, LockHeld, TrackingUnavailable, and
+    JournalContradicted also with `force`; after each of them the champion is the one from before.
     """
     started = time.monotonic()
     with site.locked(f"promotion of version {candidate} of {site.model}"):
-        settle_unfinished(site)
+        settled(site)
         version = site.registry.version(candidate)
         previous = site.registry.alias(CHAMPION)
         if previous == candidate and candidate in site.journal.champions(site.model)[-1:]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tasks.act_runs import publish_acts
-from tasks.judging import FOLDER
+from tasks.judging import FOLDER, tell_outcome
 from tasks.night_page import night_markdown
 from tasks.night_work import NightWork
 from tasks.review import ReviewFiles, answers_table, night_figures
@@ -30,8 +30,9 @@ def publish_validation(night: NightWork) -> None:
 
 
 def publish_judgement(night: NightWork, report: EvaluationReport) -> None:
-    """The report and the decision, the numbers that the compare page shows, pictures, and answers old beside new."""
+    """The report, the decision and what became of it, the numbers that the compare page shows, pictures, answers."""
     run = night.tracker.run
+    tell_outcome(night.book, night.state)
     publish_acts(night)
     night.tracker.attempt("the night's figures", lambda: run.log_metrics(_numbers(report)))
     _artifact(night, night.folder / FOLDER, "gate", None)

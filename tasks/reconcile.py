@@ -7,6 +7,7 @@ import shutil
 import time
 from dataclasses import dataclass, field
 
+from tasks.agreement import compare, way_out
 from tasks.registry import PREVIOUS, answering
 from tasks.registry_errors import LockHeld
 from tasks.run_lease import leases_folder, read_lease
@@ -28,6 +29,10 @@ class Reconciled:
     closed_runs: list[str] = field(default_factory=list)
     """MLflow runs of dead processes, now KILLED."""
     problems: list[str] = field(default_factory=list)
+    moved: list[str] = field(default_factory=list)
+    """What other hands did to the champion; it stands."""
+    contradicted: bool = False
+    """Journal and registry contradict each other: no champion was changed, and a person has to look."""
 
     @property
     def nothing_to_do(self) -> bool:
@@ -38,14 +43,14 @@ class Reconciled:
 def reconcile(site: Site) -> Reconciled:
     """Revert a promotion that never reached `verified`, complete a rollback that was begun, close dead runs as KILLED.
 
-    Doing it twice changes nothing. A promotion that is at work right now is left alone and named as a problem.
+    Doing it twice changes nothing. A promotion that is at work right now is left alone and named as a problem. Where
+    journal and registry contradict each other, acts are left as they are: an open one may only have lost its end.
     Raises TrackingUnavailable, JournalError.
     """
     done = Reconciled()
     try:
         with site.locked("reconcile"):
-            done.settled = [settled.sentence for settled in settle_unfinished(site)]
-            _mend_previous(site)
+            _settle(site, done)
     except LockHeld as error:
         done.problems.append(error.message)
     if torn := site.journal.torn_lines():
@@ -54,6 +59,17 @@ def reconcile(site: Site) -> Reconciled:
     _remove_scratch(site)
     done.closed_runs = close_dead_runs(site)
     return done
+
+
+def _settle(site: Site, done: Reconciled) -> None:
+    found = compare(site)
+    done.moved = list(found.moved)
+    if found.lost:
+        done.contradicted = True
+        done.problems += [*found.lost, f"what to do: {way_out(site)}"]
+        return
+    done.settled = [settled.sentence for settled in settle_unfinished(site)]
+    _mend_previous(site)
 
 
 def close_dead_runs(site: Site) -> list[str]:

@@ -6,6 +6,7 @@ from configs.errors import NightjarError
 
 __all__ = [
     "BannedVersion",
+    "JournalContradicted",
     "JournalError",
     "LockHeld",
     "LockUnusable",
@@ -29,6 +30,11 @@ class RegistryError(NightjarError, RuntimeError):
 
 class JournalError(NightjarError, RuntimeError):
     """The journal holds a line that is neither record nor sealed fragment; a person must look before anything moves."""
+
+
+class JournalContradicted(NightjarError, RuntimeError):
+    """Journal, nights and registry contradict each other: one of them was lost. Nothing is promoted, taken down or
+    deleted before a person has restored it or taken the registry as it is."""
 
 
 class LockHeld(NightjarError, RuntimeError):

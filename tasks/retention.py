@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tasks.agreement import settled
 from tasks.journal import Entry, new_act
 from tasks.registry import Version
-from tasks.settle import settle_unfinished
 from tasks.site import Site
 from tasks.version_tags import DIGEST
 
@@ -51,7 +51,7 @@ def planned(site: Site, keep: int | None = None) -> RetentionPlan:
 def retain(site: Site, keep: int | None = None) -> RetentionPlan:
     """Carry the plan out, one version after the other, each announced in the journal once it is gone."""
     with site.locked(f"retention of {site.model}"):
-        settle_unfinished(site)
+        settled(site)
         decided = planned(site, keep)
         for number in decided.delete:
             site.registry.delete_version(site.registry.version(number))

@@ -6,6 +6,7 @@ import logging
 import time
 from dataclasses import dataclass
 
+from tasks.agreement import settled
 from tasks.journal import Entry, new_act
 from tasks.registry import CHALLENGER, CHAMPION, PREVIOUS
 from tasks.registry_errors import PromotionError, RegistryError, RollbackRefused
@@ -33,12 +34,13 @@ def rollback(
 
     `to`: which one; null: the one the journal names. `away_from`: do it only while this version is champion, so that a
     late or doubled event takes nobody else down. Without either, a second call after a rollback changes nothing.
-    Raises RollbackRefused with the champion untouched: nobody earlier, or the target is gone, banned or broken.
+    Raises RollbackRefused with the champion untouched: nobody earlier, or the target is gone, banned or broken; and
+    JournalContradicted, since a journal that was cut would name the wrong one.
     """
     if not why.strip():
         raise RollbackRefused("a rollback needs a reason", "give --why TEXT; it becomes a tag of the version")
     with site.locked(f"rollback of {site.model}"):
-        settle_unfinished(site)
+        settled(site)
         current = site.registry.alias(CHAMPION)
         if current is None:
             raise RollbackRefused(f"{site.model} has no champion, so there is nothing to roll back")

@@ -64,6 +64,12 @@ def breaches(
     return tuple(breach for breach in found if breach is not None)
 
 
+def require_limits(config: WatchConfig) -> None:
+    """Raises ConfigError when there is nothing to judge by."""
+    if not config.limits:
+        raise ConfigError("watch.limits is empty: there is nothing to judge", "write at least one limit under watch:")
+
+
 def record_watch(
     home: Path, model: str, version: str, measured: Mapping[str, float], config: WatchConfig
 ) -> WatchState:
@@ -71,8 +77,7 @@ def record_watch(
 
     Another version, or a measurement within the limits, starts the count again.
     """
-    if not config.limits:
-        raise ConfigError("watch.limits is empty: there is nothing to judge", "write at least one limit under watch:")
+    require_limits(config)
     log = AppendLog(home / WATCH_LOG)
     earlier = _of_version([r for r in log.read().records if r.get("model") == model], version)
     finite = {name: value if math.isfinite(value) else None for name, value in measured.items()}

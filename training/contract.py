@@ -144,12 +144,16 @@ def fsync_folder(folder: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read JSON; raises ContractError naming the file."""
+    """Read JSON; raises ContractError naming the file, whatever is in it."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ContractError(f"{path}: missing") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ContractError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except RecursionError:
+        raise ContractError(f"{path}: not valid JSON: nested too deep") from None
+    except ValueError as error:  # not JSON, not UTF-8, or a number with thousands of digits
         raise ContractError(f"{path}: not valid JSON: {error}") from None
 
 

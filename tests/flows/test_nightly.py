@@ -143,6 +143,15 @@ def test_gate_register_and_promote_have_runs_of_their_own(chain) -> None:
     assert promote.data.tags["nightjar.previous"] == "1"
 
 
+def test_the_gates_page_says_what_became_of_the_night(chain) -> None:
+    nights, _, _ = chain
+    page = (nights.home / "runs/fake-0002/gate/decision.md").read_text()
+    assert "**promoted: version 2 is champion; the one blocking rule holds**" in page
+    client = site_of(nights.home).registry.client
+    stored = client.download_artifacts(state_of(nights, 2).mlflow_run_id, "gate/decision.md")
+    assert Path(stored).read_text() == page
+
+
 def test_a_good_night_warns_of_nothing_in_prefect(chain) -> None:
     nights, _, _ = chain
     told = logs_of(state_of(nights, 1).flow_run_id)
@@ -187,6 +196,7 @@ def test_a_worse_policy_is_kept_back_until_somebody_forces_one(nights, monkeypat
     night = state_of(nights, 1)
     assert (night.status, night.verdict, night.promoted) == ("finished", "FAIL", False)
     assert (nights.home / "runs/fake-0001/gate/decision.json").is_file()
+    assert "**not promoted: FAIL: not met" in (nights.home / "runs/fake-0001/gate/decision.md").read_text()
 
     forced = nights.run(again=True, force=True, who="ada", why="needed for the demonstration")
     assert forced.is_completed(), forced.message

@@ -56,7 +56,7 @@ def test_a_user_without_a_name_may_roll_back(tmp_path: Path, monkeypatch: pytest
         return Rollback(True, "2", "1", "done")
 
     monkeypatch.setattr(getpass, "getuser", nobody)
-    monkeypatch.setattr("tasks.preflight.check_tracking", lambda uri, seconds: None)
+    monkeypatch.setattr("tasks.preflight.check_existing_tracking", lambda uri, seconds: None)
     monkeypatch.setattr(rollback_acts, "rollback", take_down)
     assert roll_back(tmp_path, None, "curt") == "done"
     assert by == ["unknown user"]

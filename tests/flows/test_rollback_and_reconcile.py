@@ -34,7 +34,7 @@ def told(monkeypatch) -> Told:
     for module in (rollback_module, reconcile_module):
         monkeypatch.setattr(module, "notify", told)
         monkeypatch.setattr(module, "site_of", Site)
-        monkeypatch.setattr(module, "check_tracking", lambda uri, seconds: None)
+        monkeypatch.setattr(module, "check_existing_tracking", lambda uri, seconds: None)
     monkeypatch.setattr(
         rollback_module, "rollback_task", rollback_module.rollback_task.with_options(retry_delay_seconds=0)
     )

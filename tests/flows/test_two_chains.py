@@ -22,12 +22,13 @@ from flows.registry_commands import answer, reconcile_now, roll_back
 from flows.rollback import RollbackRequest, rollback
 from flows.status_view import status_view
 from flows.watch import WatchRequest, watch
+from tasks import admission
 from tasks import rollback as rollback_acts
 from tasks.approval import undecided_night
 from tasks.last_config import site_of
 from tasks.night_state import NightBook
 from tasks.reconcile import Reconciled
-from tasks.registry import CHAMPION
+from tasks.registry import CHAMPION, ModelRegistry
 from tasks.rollback import Rollback
 from tasks.serving import ServingWorker
 from tests.stored_nights import run_night
@@ -55,9 +56,12 @@ def acted_on(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         models.append(site.model)
         return Reconciled()
 
-    for module in (rollback_module, reconcile_module, watch_module):
-        monkeypatch.setattr(module, "check_tracking", lambda uri, seconds: None)
-    monkeypatch.setattr("tasks.preflight.check_tracking", lambda uri, seconds: None)
+    for module in (rollback_module, reconcile_module):
+        monkeypatch.setattr(module, "check_existing_tracking", lambda uri, seconds: None)
+    monkeypatch.setattr("tasks.preflight.check_existing_tracking", lambda uri, seconds: None)
+    monkeypatch.setattr(admission, "check_existing_tracking", lambda uri, seconds: None)
+    monkeypatch.setattr(admission, "require_limits", lambda config: None)
+    monkeypatch.setattr(ModelRegistry, "alias", lambda registry, alias: "1")
     monkeypatch.setattr(rollback_module, "take_down", take_down)
     monkeypatch.setattr(rollback_acts, "rollback", take_down)
     monkeypatch.setattr(reconcile_module, "reconcile_task", tidy)
@@ -115,7 +119,7 @@ def test_generate_asks_the_champion_of_the_named_chain(home: Path, monkeypatch) 
         return type("Answers", (), {"texts": ["yes"]})
 
     monkeypatch.setattr(ServingWorker, "answer", reply)
-    (home / "mlflow.db").touch()
+    (home / "mlflow.db").write_bytes(b"not empty")
     assert answer(home, None, "well?", 8, chain="quickstart") == "yes"
     assert answer(home, "models:/chat-policy/3", "well?", 8) == "yes"
     assert asked == ["models:/quickstart-policy@champion", "models:/chat-policy/3"]

@@ -6,23 +6,22 @@ import re
 from collections.abc import Sequence
 
 from training.evaluation.decision import CheckOutcome, GateDecision, RuleOutcome
-from training.evaluation.gate_sentences import most_urgent_first, number
+from training.evaluation.gate_sentences import MAY_BECOME_CHAMPION, most_urgent_first, number
 
-_HEADLINES = {
-    "PASS": "Promote",
-    "FAIL": "Do not promote",
-    "INCONCLUSIVE": "Undecided",
-    "ERROR": "Could not be judged",
-}
+_HEADLINES = {"PASS": "passed", "FAIL": "not passed", "INCONCLUSIVE": "undecided", "ERROR": "could not judge"}
+_NEXT = "next its version is registered, proved and made champion"
 
 
-def decision_markdown(decision: GateDecision) -> str:
-    """Headline and sentence, one bullet a rule (what stands in the way first), then a table of all numbers."""
+def decision_markdown(decision: GateDecision, outcome: str | None = None) -> str:
+    """Verdict, what became of it, one bullet a rule (what stands in the way first), then a table of all numbers.
+
+    `outcome`: null while nothing has happened yet; the page then says what will.
+    """
     champion = decision.champion[:12] if decision.champion else "none"
     ordered = most_urgent_first(decision.rules)
     parts = [
         f"## Gate: {_HEADLINES[decision.verdict]}",
-        f"**{plain(decision.sentence)}**",
+        f"**{plain(outcome or _outlook(decision))}**",
         *_bullets("Stands in the way", [rule for rule in ordered if rule.blocks]),
         *_bullets("Told, does not block", decision.told),
         *_bullets("Holds", [rule for rule in ordered if rule.verdict == "PASS"]),
@@ -33,6 +32,10 @@ def decision_markdown(decision: GateDecision) -> str:
         f"report `{decision.report_digest[:12]}`, rules `{decision.gates_digest[:12]}`.",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _outlook(decision: GateDecision) -> str:
+    return decision.sentence.replace(MAY_BECOME_CHAMPION, _NEXT)
 
 
 def _bullets(title: str, rules: Sequence[RuleOutcome]) -> list[str]:

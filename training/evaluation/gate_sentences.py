@@ -10,6 +10,9 @@ from configs.schema.gates import REPORT_LABEL, GateRule
 from training.evaluation.decision import CheckOutcome, GateDecision, RuleOutcome, RuleVerdict, Verdict
 from training.evaluation.gate_limits import Limit
 
+MAY_BECOME_CHAMPION = "the challenger may become champion"
+"""What the gate allows, said before anything has happened. A page that is read later says what did."""
+
 _ADVICE: dict[RuleVerdict, str] = {
     "FAIL": "even the better end of the interval misses it, so more prompts will not help",
     "INCONCLUSIVE": "the limit lies inside the interval, more prompts (evaluation.prompts) would narrow it",
@@ -120,7 +123,7 @@ def overall_sentence(verdict: Verdict, rules: Sequence[RuleOutcome], has_champio
     )
     kept = "the champion stays" if has_champion else "nothing is promoted"
     if verdict == "PASS":
-        said = f"PASS: {_count(rules)} blocking rules hold; the challenger may become champion"
+        said = f"PASS: {_count(rules)} blocking rules hold; {MAY_BECOME_CHAMPION}"
     elif verdict == "INCONCLUSIVE":
         said = f"INCONCLUSIVE: {problems}; a person decides where approval is configured, otherwise {kept}"
     elif problems:
@@ -150,11 +153,14 @@ def _aside(rules: Sequence[RuleOutcome]) -> str:
     return aside + (f". Skipped, because there is no champion yet: {', '.join(skipped)}" if skipped else "")
 
 
-def explain(decision: GateDecision) -> str:
-    """The decision as plain text: the whole in one sentence, then one line a rule, what stands in the way first."""
+def explain(decision: GateDecision, outcome: str | None = None) -> str:
+    """The decision as plain text: the whole in one sentence, then one line a rule, what stands in the way first.
+
+    `outcome`: what became of it, in place of what the gate allowed.
+    """
     width = max((len(_tag(rule)) for rule in decision.rules), default=0)
     lines = [f"  {_tag(rule):<{width}}  {_named(rule)}" for rule in most_urgent_first(decision.rules)]
-    return "\n".join([decision.sentence, "", *lines])
+    return "\n".join([outcome or decision.sentence, "", *lines])
 
 
 def most_urgent_first(rules: Sequence[RuleOutcome]) -> list[RuleOutcome]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from tasks import champion, champion_change, launch_plan, stages
 from tasks.candidate import FetchedVersion
+from tasks.journal import Entry, new_act
 from tasks.model_manifest import ModelFiles
 from tasks.promotion import Promotion
 from tasks.registry import CHALLENGER, CHAMPION
@@ -26,7 +28,10 @@ def register(site, files, night, lineage, run, settings):
 
 def promote(site, candidate, *, judged_against, night=None, force=None):
     assert site.registry.alias(CHAMPION) == judged_against
+    entry = Entry("pending", site.model, new_act(), previous=judged_against, candidate=candidate, night=night)
+    site.journal.write(entry)
     site.registry.put_alias(CHAMPION, candidate)
+    site.journal.write(replace(entry, event="verified"))
     return Promotion(candidate, judged_against, True, 0.0)
 
 

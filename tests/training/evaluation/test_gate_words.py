@@ -22,10 +22,21 @@ def test_explain_puts_what_blocks_on_top(one):
 def test_markdown_has_sentences_on_top_then_numbers(one):
     rules = gate(OVER_REFERENCE, {"metric": "reward", "max": 0.1, "severity": "warn"})
     text = decision_markdown(decide(one(challenger=0.56, champion=0.5, reference=0.25), rules, True))
-    assert text.startswith("## Gate: Promote\n\n**PASS: 1 of 1 blocking rules hold")
+    assert text.startswith("## Gate: passed\n\n**PASS: 1 of 1 blocking rules hold; next its version is registered")
     assert text.index("### Told, does not block") < text.index("### Holds") < text.index("### Numbers")
     assert "| reward_vs_reference | all | min_improvement | 0.31 | 0.26 to 0.36 | above 0 | 200 | PASS |" in text
     assert "| reward | all | max | 0.56 | 0.51 to 0.61 | at most 0.1 | 200 | FAIL (warn) |" in text
+
+
+def test_markdown_says_what_happened_once_it_has(one):
+    decision = decide(one(challenger=0.56, champion=0.5, reference=0.25), gate(OVER_REFERENCE), True)
+    told = "promoted: version 3 is champion; the one blocking rule holds"
+    page = decision_markdown(decision, told)
+    assert page.startswith(f"## Gate: passed\n\n**{told}**\n")
+    for early in ("may become", "next its version"):
+        assert early not in page
+    assert explain(decision, told).splitlines()[0] == told
+    assert page.count("95 % interval") == 1, "a sentence a rule"
 
 
 def test_markdown_keeps_data_as_data(make):

@@ -1,0 +1,47 @@
+"""What refuses a night or a measurement before any compute. The command asks before it starts Prefect, the flow again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from configs.errors import NightjarError
+from configs.schema import NightConfig
+from tasks.agreement import require_agreement, require_kept_database
+from tasks.append_log import AppendLog
+from tasks.last_config import last_config
+from tasks.moved_home import check_home_in_place
+from tasks.night_source import check_source
+from tasks.preflight import check_before, check_existing_tracking, check_tracking
+from tasks.registry import CHAMPION
+from tasks.site import Site
+from tasks.watching import WATCH_LOG, require_limits
+
+
+def admit_night(config: NightConfig, home: Path) -> Site:
+    """The night's registry, when models, source, home, MLflow and journal are as a night needs them.
+
+    Raises PreflightError telling every problem. Done twice it costs little.
+    """
+    site = Site.open(home, config.registry)
+    check_before(config, home, lambda: check_source(config), lambda: check_registry(site))
+    return site
+
+
+def check_registry(site: Site) -> None:
+    """MLflow answers, its artifacts are in reach, and it tells what the journal tells. Raises a NightjarError."""
+    require_kept_database(site)
+    check_tracking(site.tracking_uri, site.config.reach_timeout_seconds)
+    check_home_in_place(site)
+    require_agreement(site)
+
+
+def admit_watch(home: Path, chain: str | None, model: str | None) -> tuple[Site, NightConfig]:
+    """Registry and config of the champion that is measured. Raises NightjarError when there is nothing to measure."""
+    config = last_config(home, chain, model)
+    site = Site.open(home, config.registry)
+    require_limits(config.watch)
+    AppendLog(home / WATCH_LOG).read()
+    check_existing_tracking(site.tracking_uri, site.config.reach_timeout_seconds)
+    if site.registry.alias(CHAMPION) is None:
+        raise NightjarError(f"{site.model} has no champion yet", "run a night first: nightjar run CONFIG")
+    return site, config
