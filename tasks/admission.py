@@ -1,4 +1,4 @@
-"""What refuses a night or a measurement before any compute. The command asks before it starts Prefect, the flow again."""
+"""What refuses a night or a measurement before any compute; asked by commands before Prefect is there, and by flows."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.registry_errors import JournalError
-from training.contract import fsync_folder
+from training.contract import fsync_folder, json_of
 
 SEAL = b" #torn"
 """Ends a line whose writer died; written by the next append, so that a fragment never grows into a record."""
@@ -77,7 +77,7 @@ class AppendLog:
 
     def _parse(self, line: bytes, number: int, expected_seq: int) -> Mapping[str, Any]:
         try:
-            record = json.loads(line)
+            record = json_of(line.decode())
         except (ValueError, RecursionError):
             raise self._broken(number, "is not JSON") from None
         if not isinstance(record, dict) or record.get("seq") != expected_seq:

@@ -1,14 +1,14 @@
 """A night's page in markdown, for a person who decides in one minute; and the run's note that holds it.
 
-Verdict, figures, one sentence a rule, curves, answers old beside new, details. Each thing is said once.
+Verdict, one sentence a rule, figures, curves, answers old beside new, details. Each thing is said once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tasks.summary import AnswerLine, GateLine, NightSummary
-from training.evaluation.gate_markdown import plain
+from tasks.summary import AnswerLine, NightSummary
+from training.evaluation.gate_markdown import bullet, plain
 
 _ANSWERS = 3
 _ANSWER_CHARACTERS = 240
@@ -24,8 +24,8 @@ def night_markdown(summary: NightSummary, pictures: Mapping[str, str] | None = N
         f"# Night {summary.night}",
         f"**{plain(summary.headline)}**",
         _registered(summary),
+        _section("Gate", "\n".join(bullet(line.label, line.sentence) for line in summary.gate)),
         _section("Figures", _figures(summary)),
-        _section("Gate", "\n".join(map(_bullet, summary.gate))),
         _section("Curves", "\n\n".join(f"![{title}]({place})" for title, place in (pictures or {}).items())),
         _section("Answers, old beside new", _answers(summary)),
         _section("Details", _details(summary)),
@@ -48,11 +48,6 @@ def _figures(summary: NightSummary) -> str:
     table = _table(["with 95 % intervals", *(_MODELS[number] for number in kept)], cells)
     others = "\n".join(f"- {figure.name}: {figure.value}" for figure in summary.figures if not figure.compared)
     return "\n\n".join(part for part in (table, others) if part)
-
-
-def _bullet(line: GateLine) -> str:
-    label = "" if line.sentence.startswith(line.label) else f"**{plain(line.label)}**: "
-    return f"- {label}{plain(line.sentence)}"
 
 
 def _answers(summary: NightSummary) -> str:

@@ -63,13 +63,14 @@ def reconcile(site: Site) -> Reconciled:
 
 def _settle(site: Site, done: Reconciled) -> None:
     found = compare(site)
-    done.moved = list(found.moved)
     if found.lost:
         done.contradicted = True
         done.problems += [*found.lost, f"what to do: {way_out(site)}"]
         return
     done.settled = [settled.sentence for settled in settle_unfinished(site)]
     _mend_previous(site)
+    # A promotion that was just reverted was nobody's hand.
+    done.moved = list(compare(site).moved if done.settled else found.moved)
 
 
 def close_dead_runs(site: Site) -> list[str]:

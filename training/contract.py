@@ -143,10 +143,18 @@ def fsync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def json_of(text: str) -> Any:
+    """Parse JSON; raises ValueError or RecursionError, also for half a surrogate pair, which no text can hold."""
+    content = json.loads(text)
+    if "\\ud" in text.lower():
+        json.dumps(content, ensure_ascii=False).encode()
+    return content
+
+
 def read_json(path: Path) -> Any:
     """Read JSON; raises ContractError naming the file, whatever is in it."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json_of(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ContractError(f"{path}: missing") from None
     except OSError as error:

@@ -112,7 +112,7 @@ def test_runs_in_mlflow_are_nested_and_ended(chain) -> None:
     assert first["ppo"].data.metrics["loss"] == pytest.approx(1 / 3)
     assert parent.data.metrics["final/gold_reward"] > 0.3
     note = parent.data.tags["mlflow.note.content"]
-    parts = ["promoted: version 1 is champion", "## Figures", "## Gate", "## Details"]
+    parts = ["promoted: version 1 is champion", "## Gate", "## Figures", "## Details"]
     assert sorted(parts, key=note.index) == parts
     assert note.count("95 % interval [") == 1, "the one rule is said once"
     for stage in STAGES:

@@ -24,7 +24,7 @@ CONFIG = NightConfig.model_validate(
         "gates": {"rules": RULES},
     }
 )
-ORDER = ["# Night", "promoted: version 3", "## Figures", "## Gate", "## Curves", "## Answers", "## Details"]
+ORDER = ["# Night", "promoted: version 3", "## Gate", "## Figures", "## Curves", "## Answers", "## Details"]
 
 
 def judged(samples: int = 9) -> tuple[EvaluationReport, GateDecision]:
@@ -58,7 +58,7 @@ def page_of(report: EvaluationReport, decision: GateDecision) -> NightSummary:
     return summarise(state, CONFIG, {}, report, decision)
 
 
-def test_verdict_figures_rules_curves_answers_details_in_this_order() -> None:
+def test_verdict_rules_figures_curves_answers_details_in_this_order() -> None:
     page = night_markdown(page_of(*judged()), {"reward and kl": "get-artifact?path=a.png"})
     places = [page.index(part) for part in ORDER]
     assert places == sorted(places)

@@ -41,7 +41,13 @@ def _outlook(decision: GateDecision) -> str:
 def _bullets(title: str, rules: Sequence[RuleOutcome]) -> list[str]:
     if not rules:
         return []
-    return [f"### {title}", "\n".join(f"- **{plain(rule.label)}**: {plain(rule.sentence)}" for rule in rules)]
+    return [f"### {title}", "\n".join(bullet(rule.label, rule.sentence) for rule in rules)]
+
+
+def bullet(label: str, sentence: str) -> str:
+    """A rule in one line; its label only where the sentence does not begin with it."""
+    named = "" if sentence.startswith(label) else f"**{plain(label)}**: "
+    return f"- {named}{plain(sentence)}"
 
 
 def _table(decision: GateDecision) -> str:
