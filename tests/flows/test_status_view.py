@@ -50,7 +50,7 @@ def shown(home: Path) -> str:
     return capture.get()
 
 
-def change(home: Path, night: str, **fields: Any) -> Path:
+def change(home: Path, night: str, /, **fields: Any) -> Path:
     file = home / "runs" / night / "night.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | fields))
     return file
@@ -132,7 +132,7 @@ def test_a_lost_or_cut_journal_is_an_open_problem(home: Path) -> None:
     assert not file.exists()
 
 
-def test_a_lost_database_is_an_open_problem_and_is_not_made_anew(home: Path, empty_database: Path) -> None:
+def test_a_lost_database_is_an_open_problem_and_is_not_made_anew(home: Path) -> None:
     file = home / "mlflow.db"
     for lost in (file.unlink, file.touch):
         lost()
@@ -152,7 +152,10 @@ def test_a_lost_database_is_an_open_problem_and_is_not_made_anew(home: Path, emp
                 command()
         assert sorted(home.rglob("*")) == before
         assert not (file.exists() and file.stat().st_size)
-    shutil.copy(empty_database, file)
+
+
+def test_a_database_made_anew_is_an_open_problem(home: Path, empty_database: Path) -> None:
+    shutil.copy(empty_database, home / "mlflow.db")
     assert "is champion by the journal, and MLflow at" in shown(home)
 
 
