@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from PIL import Image
 from selenium import webdriver
@@ -49,13 +50,15 @@ CHROMIUM = [
 
 @dataclass(frozen=True)
 class Night:
-    """Where one night's pages are: identifiers in MLflow and in Prefect."""
+    """Where one night's pages are: identifiers in MLflow and in Prefect. `earlier`: the run of the night before it."""
 
     name: str
     experiment: str
     run: str
     ppo: str
     model: str
+    version: str
+    earlier: str | None
     flow_run: str
     artifact: str
 
@@ -74,7 +77,7 @@ def copy_database(source: Path, target: Path) -> Path:
 def find_night(mlflow: Path, prefect: Path, name: str | None) -> Night:
     """The named night, or the last promoted one. Raises SystemExit when it is not in both databases."""
     query = (
-        "select p.name, p.experiment_id, p.run_uuid, c.run_uuid, v.name from runs p "
+        "select p.name, p.experiment_id, p.run_uuid, c.run_uuid, v.name, v.version from runs p "
         "join tags t on t.key = 'mlflow.parentRunId' and t.value = p.run_uuid "
         "join runs c on c.run_uuid = t.run_uuid and c.name = 'ppo' "
         "join model_version_tags v on v.key = 'nightjar.night' and v.value = p.name "
@@ -82,13 +85,19 @@ def find_night(mlflow: Path, prefect: Path, name: str | None) -> Night:
     )
     with closing(sqlite3.connect(mlflow)) as database:
         row = database.execute(query, (name,)).fetchone()
+        before = database.execute(
+            "select b.run_uuid from runs b join runs p on p.run_uuid = ? and b.experiment_id = p.experiment_id "
+            "join tags t on t.run_uuid = b.run_uuid and t.key = 'nightjar.stage' and t.value = 'night' "
+            "where b.start_time < p.start_time order by b.start_time desc limit 1",
+            (row[2] if row else "",),
+        ).fetchone()
     if row is None:
         raise SystemExit(f"no registered night {name or ''} in this home; `nightjar status` lists the nights")
     with closing(sqlite3.connect(prefect)) as database:
         page = database.execute("select flow_run_id, id from artifact where key = ?", (f"{row[0]}-summary",)).fetchone()
     if page is None:
         raise SystemExit(f"the home's Prefect database has no summary of {row[0]}; did it run on another server?")
-    return Night(*map(str, row), *map(str, page))
+    return Night(*map(str, row), before[0] if before else None, *map(str, page))
 
 
 def free_port() -> int:
@@ -154,6 +163,9 @@ class Camera:
     def click(self, xpath: str) -> None:
         self.browser.execute_script("arguments[0].click()", self.find(xpath))
 
+    def scroll_to(self, xpath: str) -> None:
+        self.browser.execute_script("arguments[0].scrollIntoView({block: 'start'})", self.find(xpath))
+
     def save(self, name: str) -> None:
         """256 colours are enough for these pages and keep the file small."""
         # Without a mouse the browser shows the charts' buttons all the time, over the curves.
@@ -165,7 +177,7 @@ class Camera:
 
 
 def picture_mlflow(camera: Camera, address: str, night: Night) -> None:
-    """The night's run with the gate's note, the curves of PPO, the registered versions."""
+    """The night's run with the gate's note, what the note shows below, the curves of PPO, versions, two nights."""
     run = f"{address}/#/experiments/{night.experiment}/runs"
     camera.browser.get(f"{address}/health")
     camera.browser.execute_script("localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true')")
@@ -174,11 +186,20 @@ def picture_mlflow(camera: Camera, address: str, night: Night) -> None:
     camera.open(f"{run}/{night.run}", "Description")
     camera.click("//button[@aria-label='Expand description']")
     camera.save("mlflow-night")
+    camera.scroll_to("//h2[contains(., 'Curves')]")
+    camera.save("mlflow-review")
     camera.open(f"{run}/{night.ppo}/model-metrics", "Model metrics")
     camera.find("//input[@placeholder='Search metric charts']").send_keys(PPO_CHARTS)
     camera.save("mlflow-ppo")
     camera.open(f"{address}/#/models/{night.model}", "champion")
     camera.save("mlflow-versions")
+    camera.open(f"{address}/#/models/{night.model}/versions/{night.version}", "nightjar.gate_verdict")
+    camera.save("mlflow-version")
+    if night.earlier is not None:
+        both = quote(f'["{night.run}","{night.earlier}"]')
+        experiment = quote(f'["{night.experiment}"]')
+        camera.open(f"{address}/#/compare-runs?runs={both}&experiments={experiment}", "Comparing")
+        camera.save("mlflow-compare")
 
 
 def picture_prefect(camera: Camera, address: str, night: Night) -> None:
