@@ -27,6 +27,7 @@ from tasks.preflight import (
     check_reward_function,
     check_tracking,
     free_gigabytes,
+    nearest_folder,
     require_database,
 )
 
@@ -118,7 +119,8 @@ def _gpus() -> Finding:
 
 def _home(home: Path, config: NightConfig | None) -> Finding:
     least = config.runtime.min_free_disk_gb if config is not None else 1.0
-    return _refusal("home", f"{home}: writable, {free_gigabytes(home):.0f} GB free", lambda: check_home(home, least))
+    good = f"{home}: writable, {free_gigabytes(home):.0f} GB free"
+    return _refusal("home", good, lambda: check_home(nearest_folder(home), least))
 
 
 def _clock() -> Finding:

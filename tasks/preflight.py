@@ -126,9 +126,14 @@ def check_home(home: Path, min_free_gb: float) -> None:
 
 def free_gigabytes(folder: Path) -> float:
     """Free space of the disk that holds `folder` (or its nearest existing parent), in GiB."""
+    return shutil.disk_usage(nearest_folder(folder)).free / _GIGABYTE
+
+
+def nearest_folder(folder: Path) -> Path:
+    """The folder itself, or the nearest one above it that exists."""
     while not folder.exists():
         folder = folder.parent
-    return shutil.disk_usage(folder).free / _GIGABYTE
+    return folder
 
 
 def _problems(checks: list[Callable[[], object]]) -> Iterator[NightjarError]:

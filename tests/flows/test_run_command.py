@@ -36,11 +36,12 @@ def start(config: Path, *overrides: str) -> int:
     [
         (["models.base=/nowhere"], "models.base"),
         (["runtime.min_free_disk_gb=1000000"], "min_free_disk_gb"),
-        (["data.quickstart=null", "data.source=/nowhere/pairs.jsonl"], "/nowhere/pairs.jsonl"),
+        (["models.base=TINY", "data.quickstart=null", "data.source=/nowhere/pairs.jsonl"], "/nowhere/pairs.jsonl"),
         (["registry.tracking_uri=http://127.0.0.1:9", "registry.reach_timeout_seconds=20"], "not answer"),
     ],
 )
-def test_a_night_is_refused_before_the_server_starts(nights, overrides: list[str], words: str) -> None:
+def test_a_night_is_refused_before_the_server_starts(nights, tiny_model: Path, overrides, words: str) -> None:
+    overrides = [override.replace("TINY", str(tiny_model)) for override in overrides]
     with pytest.raises(NightjarError, match=words) as refused:
         start(nights.config_path, *overrides)
     assert "nothing was computed" in str(refused.value)
