@@ -64,6 +64,6 @@ def _is_banned(version: Version, standing: Standing) -> bool:
 def _sentence(site: Site, entry: Entry) -> str:
     *earlier, champion = entry.champions or (None,)
     parts = [f"champion {'none' if champion is None else f'version {champion}'}"]
-    parts += [f"before it {', '.join(reversed(earlier))}"] if earlier else []  # type: ignore[arg-type]
+    parts += [f"before it {', '.join(reversed(earlier))}"] if earlier else []
     parts += [f"banned {', '.join(entry.banned)}"] if entry.banned else []
     return f"the journal of {site.model} takes the registry as it is: {'; '.join(parts)} ({entry.by}: {entry.why})"
