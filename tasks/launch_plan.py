@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.schema.runtime import RuntimeConfig
-from training.process import LEASE_SECONDS
+from training.process import LEASE_SECONDS, STRATEGY
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = {"validate": "tasks"}
@@ -30,6 +30,7 @@ class LaunchPlan:
     nproc_per_node: int = 1
     nnodes: int = 1
     rdzv_endpoint: str | None = None
+    strategy: str = "ddp"
     device: str = "auto"
     threads: int = 0
     retries: int = 2
@@ -45,6 +46,7 @@ class LaunchPlan:
             nproc_per_node=runtime.nproc_per_node if shared else 1,
             nnodes=runtime.nnodes if shared else 1,
             rdzv_endpoint=runtime.rdzv_endpoint if shared else None,
+            strategy=runtime.strategy if shared else "ddp",
             device=runtime.device,
             threads=runtime.threads,
             retries=runtime.retries,
@@ -84,6 +86,7 @@ class LaunchPlan:
             "HF_HUB_OFFLINE": "1",
             "DO_NOT_TRACK": "1",
             "NIGHTJAR_DEVICE": self.device,
+            STRATEGY: self.strategy,
             LEASE_SECONDS: str(self.lease),
         }
         return environment

@@ -17,6 +17,7 @@ from configs.schema.supervised import DistillConfig
 from training.calibration import margin_report
 from training.context import StageContext, StageOutcome
 from training.contract import write_json
+from training.engines.choose import load_spread
 from training.errors import StageError
 from training.examples import Encoder, Pair, encode_pairs, encode_prompts, read_split
 from training.metrics import Mean
@@ -113,7 +114,15 @@ class _Teacher:
 
     def __init__(self, context: StageContext, models: ModelsConfig) -> None:
         device = pick_device()
-        self.model = RewardModel.load(context.input("teacher"), device=device, dtype=pick_dtype(models.dtype, device))
+
+        def load(place: torch.device) -> Backbone:
+            self.model = RewardModel.load(
+                context.input("teacher"), device=place, dtype=pick_dtype(models.dtype, device)
+            )
+            return self.model.network.backbone
+
+        load_spread(load, device, current_world())
+        self.model.network.settle()
         self.encoder = Encoder(self.model.network.backbone.tokenizer, models)
         self._recorder = context.recorder
 
@@ -197,17 +206,24 @@ def _student_role(context: StageContext) -> str:
 def _build_student(context: StageContext, models: ModelsConfig, config: DistillConfig) -> Network:
     device = pick_device()
     dtype = pick_dtype(models.dtype, device) if config.lora_rank else torch.float32
-    backbone = Backbone.load(
-        context.input(_student_role(context)), device=device, dtype=dtype, num_layers=models.student_layers,
-        gradient_checkpointing=models.gradient_checkpointing,
-    )  # fmt: skip
+    goes_on = bool(config.lora_rank) and context.has_input("adapter")
+
+    def load(place: torch.device) -> Backbone:
+        loaded = Backbone.load(
+            context.input(_student_role(context)), device=place, dtype=dtype, num_layers=models.student_layers,
+            gradient_checkpointing=models.gradient_checkpointing,
+        )  # fmt: skip
+        if goes_on:
+            loaded.load_adapter(ADAPTER, context.input("adapter"), context.spec.seed)
+        elif config.lora_rank:
+            settings = LoraSettings(config.lora_rank, config.lora_alpha, config.lora_target_modules)
+            loaded.add_adapter(ADAPTER, settings, context.spec.seed)
+        return loaded
+
+    backbone = load_spread(load, device, current_world())
     head = ScalarHead(backbone.hidden_size).initialise(context.spec.seed, "student")
-    if config.lora_rank and context.has_input("adapter"):
-        backbone.load_adapter(ADAPTER, context.input("adapter"), context.spec.seed)
+    if goes_on:
         head = head.read(context.input("adapter") / HEAD_FILE)
-    elif config.lora_rank:
-        settings = LoraSettings(config.lora_rank, config.lora_alpha, config.lora_target_modules)
-        backbone.add_adapter(ADAPTER, settings, context.spec.seed)
     return Network(backbone, ADAPTER if config.lora_rank else None, head, trains_backbone=not config.lora_rank)
 
 
@@ -248,9 +264,11 @@ def _finish(
         temperature=report.temperature, metrics=comparison,
     )  # fmt: skip
     folder, file = context.output("reward_model"), context.output("comparison.json")
-    if current_world().is_main:
+    is_main = current_world().is_main
+    if is_main:
         shutil.rmtree(folder, ignore_errors=True)
-        student.save(folder)
+    student.save(folder, write=is_main)
+    if is_main:
         write_json(file, {"comparison": comparison, "student": asdict(report)})
     return StageOutcome({"reward_model": folder, "comparison": file}, comparison | timed, {"layout": layout})
 

@@ -1,4 +1,7 @@
-"""Optimiser, schedule, clipping and the refusal of non-finite steps, around one reader's weights."""
+"""Optimiser, schedule, clipping and the refusal of non-finite steps, around one reader's weights.
+
+`Engine` is what the loops see, and what replicas do; other ways to share weights are in training/engines/.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from training.world import World
+from training.engines.weights import part_like, whole_of
+from training.world import Turn, World
 
 
 @dataclass(frozen=True)
@@ -57,15 +61,22 @@ class Engine:
         """Rate of the next step: schedule times what the guards left of it."""
         return self.settings.learning_rate * schedule(self.settings, self.steps_done) * self.lr_scale
 
+    def backward(self, loss: torch.Tensor, turn: Turn | None = None) -> None:
+        """Add the gradient of one microbatch; of a turn that only keeps the ranks in step, nothing is added."""
+        (loss if turn is None or turn.counts else 0.0 * loss).backward()
+
     def prepare(self) -> float:
         """Sum the gradients over ranks, clip them, and return their norm before clipping.
 
         For whoever must know, before any step is applied, that all are finite; `step` does it where nobody has.
         """
+        self._norm = float(self._sum_and_clip())
+        return self._norm
+
+    def _sum_and_clip(self) -> torch.Tensor:
         parameters = list(self.parameters.values())
         self.world.sum_gradients(parameters)
-        self._norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm, foreach=True))
-        return self._norm
+        return torch.nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm, foreach=True)
 
     def step(self, loss_is_finite: bool = True) -> StepReport:
         """Apply the accumulated gradients, unless the loss or their norm is not finite; then they are thrown away."""
@@ -82,12 +93,13 @@ class Engine:
         return StepReport(norm, rate, applied)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Optimiser moments by parameter name."""
-        found = {}
-        for name, parameter in self.parameters.items():
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                found[f"{key}/{name}"] = value.detach().to("cpu", copy=True)
-        return found
+        """Optimiser moments by parameter name, whole, on the main rank. Every rank asks; the others get none."""
+        moments = {
+            f"{key}/{name}": value
+            for name, parameter in self.parameters.items()
+            for key, value in self.optimizer.state.get(parameter, {}).items()
+        }
+        return whole_of(moments, keep=self.world.is_main)
 
     def state(self) -> dict[str, Any]:
         """Counters beside the tensors."""
@@ -99,8 +111,8 @@ class Engine:
         for full_name, tensor in tensors.items():
             key, name = full_name.split("/", 1)
             parameter = self.parameters[name]
-            device = "cpu" if key == "step" else parameter.device
-            self.optimizer.state[parameter][key] = tensor.clone().to(device)
+            kept = tensor.clone()
+            self.optimizer.state[parameter][key] = kept if key == "step" else part_like(parameter, kept)
         self.steps_done = int(state["steps_done"])
         self.lr_scale = float(state["lr_scale"])
 

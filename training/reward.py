@@ -15,6 +15,7 @@ from configs.schema.supervised import RewardConfig
 from training.calibration import MarginReport, accuracy, calibration_json, margin_report, refuse_collapsed
 from training.context import StageContext, StageOutcome
 from training.contract import write_json
+from training.engines.choose import load_spread
 from training.examples import Encoder, Pair, encode_pairs, read_split
 from training.metrics import Mean
 from training.models.backbone import Backbone, LoraSettings
@@ -27,7 +28,7 @@ from training.recorder import Told, untold
 from training.runtime import pick_device, pick_dtype
 from training.seeding import numpy_generator
 from training.supervised import fit
-from training.world import current_world
+from training.world import World, current_world
 
 
 class RewardTask(PairRows):
@@ -115,7 +116,7 @@ def run(context: StageContext) -> StageOutcome:
     """Train the teacher and write it with its head, calibration and score statistics."""
     models, config = context.section("models", ModelsConfig), context.section("reward", RewardConfig)
     world = current_world()
-    network = _build_network(context, models, config)
+    network = _build_network(context, models, config, world)
     encoder = Encoder(network.backbone.tokenizer, models)
     pairs, dropped = encode_pairs(read_split(context.input("snapshot"), "train"), encoder)
     held_out, _ = encode_pairs(read_split(context.input("snapshot"), "validation"), encoder)
@@ -130,16 +131,21 @@ def run(context: StageContext) -> StageOutcome:
     return _finish(context, RewardModel(network, description), held_out or pairs, config, layout, dropped, report.steps)
 
 
-def _build_network(context: StageContext, models: ModelsConfig, config: RewardConfig) -> Network:
+def _build_network(context: StageContext, models: ModelsConfig, config: RewardConfig, world: World) -> Network:
     device = pick_device()
     dtype = pick_dtype(models.dtype, device) if config.lora_rank else torch.float32
-    backbone = Backbone.load(
-        context.input(_base_role(context)), device=device, dtype=dtype, num_layers=models.teacher_layers,
-        gradient_checkpointing=models.gradient_checkpointing,
-    )  # fmt: skip
-    if config.lora_rank:
-        settings = LoraSettings(config.lora_rank, config.lora_alpha, config.lora_target_modules)
-        backbone.add_adapter(ADAPTER, settings, context.spec.seed)
+
+    def load(place: torch.device) -> Backbone:
+        loaded = Backbone.load(
+            context.input(_base_role(context)), device=place, dtype=dtype, num_layers=models.teacher_layers,
+            gradient_checkpointing=models.gradient_checkpointing,
+        )  # fmt: skip
+        if config.lora_rank:
+            settings = LoraSettings(config.lora_rank, config.lora_alpha, config.lora_target_modules)
+            loaded.add_adapter(ADAPTER, settings, context.spec.seed)
+        return loaded
+
+    backbone = load_spread(load, device, world)
     head = ScalarHead(backbone.hidden_size, config.ensemble_size).initialise(context.spec.seed, "reward")
     return Network(backbone, ADAPTER if config.lora_rank else None, head, trains_backbone=not config.lora_rank)
 
@@ -160,9 +166,11 @@ def _finish(
         temperature=report.temperature, metrics=report.metrics(),
     )  # fmt: skip
     folder, figure = context.output("reward_model"), context.output("calibration.json")
-    if current_world().is_main:
+    is_main = current_world().is_main
+    if is_main:
         shutil.rmtree(folder, ignore_errors=True)
-        model.save(folder)
+    model.save(folder, write=is_main)
+    if is_main:
         write_json(figure, calibration_json((scores[:, 0] - scores[:, 1]).double(), report))
     metrics = report.metrics() | {
         "score_mean": float(scores.mean()),

@@ -11,6 +11,7 @@ import torch
 from configs.schema.models import ModelsConfig
 from configs.schema.supervised import SFTConfig
 from training.context import StageContext, StageOutcome
+from training.engines.choose import load_spread
 from training.examples import Encoder, encode_imitation, read_split
 from training.metrics import Mean
 from training.models.backbone import Backbone, LoraSettings
@@ -79,13 +80,18 @@ def run(context: StageContext) -> StageOutcome:
     """Train on the snapshot's chosen responses and write a whole, servable model folder."""
     models, config = context.section("models", ModelsConfig), context.section("sft", SFTConfig)
     device, world = pick_device(), current_world()
-    backbone = Backbone.load(
-        context.input("base"), device=device, dtype=_train_dtype(models, config, device),
-        gradient_checkpointing=models.gradient_checkpointing,
-    )  # fmt: skip
-    if config.lora_rank:
-        settings = LoraSettings(config.lora_rank, config.lora_alpha, config.lora_target_modules)
-        backbone.add_adapter(ADAPTER, settings, context.spec.seed)
+
+    def load(place: torch.device) -> Backbone:
+        loaded = Backbone.load(
+            context.input("base"), device=place, dtype=_train_dtype(models, config, device),
+            gradient_checkpointing=models.gradient_checkpointing,
+        )  # fmt: skip
+        if config.lora_rank:
+            settings = LoraSettings(config.lora_rank, config.lora_alpha, config.lora_target_modules)
+            loaded.add_adapter(ADAPTER, settings, context.spec.seed)
+        return loaded
+
+    backbone = load_spread(load, device, world)
     network = Network(backbone, ADAPTER if config.lora_rank else None, trains_backbone=not config.lora_rank)
     encoder = Encoder(backbone.tokenizer, models)
     names, groups = encode_imitation(read_split(context.input("snapshot"), "train"), encoder)
@@ -94,12 +100,15 @@ def run(context: StageContext) -> StageOutcome:
     report = fit(
         ImitationTask(network, names, groups, held_out, config.max_tokens_per_microbatch), config, context, world
     )
-    folder = context.output("model")
+    folder, parameters = context.output("model"), backbone.num_parameters()
     if world.is_main:
         shutil.rmtree(folder, ignore_errors=True)
-        backbone.merge_and_save(ADAPTER, folder) if config.lora_rank else backbone.save(folder)
+    if config.lora_rank:
+        backbone.merge_and_save(ADAPTER, folder, write=world.is_main)
+    else:
+        backbone.save(folder, write=world.is_main)
     metrics = report.validation | {"steps": float(report.steps), "rows": float(len(names))}
-    return StageOutcome({"model": folder}, metrics, {"parameters": backbone.num_parameters()})
+    return StageOutcome({"model": folder}, metrics, {"parameters": parameters})
 
 
 def _train_dtype(models: ModelsConfig, config: SFTConfig, device: torch.device) -> torch.dtype:

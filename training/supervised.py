@@ -13,6 +13,7 @@ from configs.schema.supervised import SupervisedConfig
 from training.checkpoint import Checkpoint, CheckpointFolder, group, prefixed
 from training.context import StageContext
 from training.engine import Engine, EngineSettings
+from training.engines.choose import build_engine
 from training.errors import StageError
 from training.metrics import Mean, MeanTable
 from training.models.batching import Size, microbatches
@@ -75,7 +76,7 @@ def fit(task: SupervisedTask, config: SupervisedConfig, context: StageContext, w
         learning_rate=config.learning_rate, total_steps=order.total_steps, weight_decay=config.weight_decay,
         warmup_ratio=config.warmup_ratio, scheduler=config.lr_scheduler, max_grad_norm=config.max_grad_norm,
     )  # fmt: skip
-    engine = Engine(task.network.parameters(), settings, world)
+    engine = build_engine(task.network, settings, world)
     checkpoints = CheckpointFolder(context.checkpoints)
     progress = _resume(task, engine, checkpoints, context)
     while progress.step < order.total_steps:
@@ -84,7 +85,7 @@ def fit(task: SupervisedTask, config: SupervisedConfig, context: StageContext, w
         last = progress.step == order.total_steps
         if last or progress.step % config.eval_every == 0:
             _look(task, progress, context)
-        if world.is_main and not last and progress.step % config.checkpoint_every == 0:
+        if not last and progress.step % config.checkpoint_every == 0:
             _save(task, engine, checkpoints, progress, context)
         world.barrier()
     if progress.applied == 0:
@@ -119,10 +120,11 @@ def _train_step(
     )
     count = task.count(items)
     table = MeanTable()
-    for batch in [batches[i] for i in world.share(list(range(len(batches))))]:
-        loss, metrics = task.loss([items[i] for i in batch], count)
-        loss.backward()
-        table.add(metrics)
+    for turn in world.turns(batches):
+        loss, metrics = task.loss([items[i] for i in turn.items], count)
+        engine.backward(loss, turn)
+        if turn.counts:
+            table.add(metrics)
     metrics_now = table.reduce(world)
     report = engine.step(loss_is_finite=math.isfinite(metrics_now.get("loss", 0.0)))
     progress.applied += report.applied
@@ -147,6 +149,9 @@ def _look(task: SupervisedTask, progress: _Progress, context: StageContext) -> N
 def _save(
     task: SupervisedTask, engine: Engine, checkpoints: CheckpointFolder, progress: _Progress, context: StageContext
 ) -> None:
+    """The main rank writes; where weights are spread the others give their parts."""
+    if not (engine.world.is_main or engine.world.in_step):
+        return
     tensors = prefixed("network", task.network.tensors()) | prefixed("optimizer", engine.tensors())
     if progress.best_tensors is not None:
         tensors |= prefixed("best", progress.best_tensors)
@@ -158,7 +163,8 @@ def _save(
         "best": [progress.best_loss, progress.best_step, progress.best_metrics],
         "metrics_position": context.recorder.position(),
     }
-    checkpoints.save(progress.step, tensors, state)
+    if engine.world.is_main:
+        checkpoints.save(progress.step, tensors, state)
 
 
 def _resume(task: SupervisedTask, engine: Engine, checkpoints: CheckpointFolder, context: StageContext) -> _Progress:

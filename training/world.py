@@ -4,25 +4,48 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from training.process import STRATEGY
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A rank's turn at one microbatch. Example: Turn([3, 4], counts=True, last=False).
+
+    `counts` false: another rank's microbatch once more, read in step with it and added to nothing.
+    """
+
+    items: list[int]
+    counts: bool = True
+    last: bool = True
+
 
 @dataclass(frozen=True)
 class World:
-    """Where this process stands. `size` 1 makes every collective the identity."""
+    """Where this process stands. `size` 1 makes every collective the identity.
+
+    `strategy`: ddp, each rank holds a replica; fsdp2, the weights are spread over the ranks.
+    """
 
     rank: int = 0
     size: int = 1
+    strategy: str = "ddp"
 
     @property
     def is_main(self) -> bool:
         """Whether this rank writes files."""
         return self.rank == 0
+
+    @property
+    def in_step(self) -> bool:
+        """Whether a pass through a network is itself a collective act, so that all ranks make the same passes."""
+        return self.size > 1 and self.strategy != "ddp"
 
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
         """All-reduce a tensor in place by summing; returns it."""
@@ -63,9 +86,15 @@ class World:
         if self.size > 1:
             dist.barrier()
 
-    def share(self, items: list[int]) -> list[int]:
-        """This rank's items, dealt like cards so that every rank gets its fair part."""
-        return items[self.rank :: self.size]
+    def turns(self, microbatches: Sequence[list[int]]) -> list[Turn]:
+        """This rank's microbatches, dealt like cards so that every rank gets its fair part.
+
+        Ranks that go in step all take as many turns: one whose cards have run out reads the last microbatch once more.
+        """
+        mine = [(batch, True) for batch in microbatches[self.rank :: self.size]]
+        if self.in_step:
+            mine += [(microbatches[-1], False)] * (-(-len(microbatches) // self.size) - len(mine))
+        return [Turn(batch, counts, last=i == len(mine) - 1) for i, (batch, counts) in enumerate(mine)]
 
 
 def current_world() -> World:
@@ -76,4 +105,4 @@ def current_world() -> World:
     if not dist.is_initialized():
         # Gradients are summed where they are; counts, metrics and messages lie on the CPU.
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-    return World(dist.get_rank(), size)
+    return World(dist.get_rank(), size, os.environ.get(STRATEGY, "ddp"))

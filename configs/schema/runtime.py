@@ -24,8 +24,9 @@ class RuntimeConfig(Section):
     """Nodes; more than one needs rdzv_endpoint."""
     rdzv_endpoint: str | None = None
     """host:port of the rendezvous for several nodes."""
-    strategy: Literal["ddp"] = "ddp"
-    """How several ranks share the work: replicas whose gradients are summed. One rank is plain torch."""
+    strategy: Literal["ddp", "fsdp2"] = "ddp"
+    """How several ranks share sft, reward, distill and ppo. ddp: replicas whose gradients are summed; fsdp2: weights,
+    gradients and moments are spread over the ranks, for models that one device cannot hold. The same numbers."""
     retries: NonNegativeInt = 2
     """How often a stage whose process died is started again from its checkpoint."""
     stage_timeout_minutes: Positive = 24 * 60.0
@@ -41,4 +42,13 @@ class RuntimeConfig(Section):
     def _rendezvous(self) -> RuntimeConfig:
         if self.nnodes > 1 and not self.rdzv_endpoint:
             raise ValueError("runtime.nnodes > 1 needs runtime.rdzv_endpoint; write host:port of the first node")
+        return self
+
+    @model_validator(mode="after")
+    def _something_to_share(self) -> RuntimeConfig:
+        if self.strategy != "ddp" and self.nproc_per_node * self.nnodes == 1:
+            raise ValueError(
+                f"runtime.strategy is {self.strategy}, but one rank has nobody to share with; raise "
+                "runtime.nproc_per_node or runtime.nnodes, or write `strategy: ddp`"
+            )
         return self

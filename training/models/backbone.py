@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol, TypeVar
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -17,6 +18,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from training.contract import read_json, write_json
+from training.engines.weights import whole_of
 from training.errors import ModelFolderError
 from training.models.folder import check_model_folder
 from training.models.layout import Layout
@@ -24,6 +26,17 @@ from training.seeding import seeded_init
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
+Read = TypeVar("Read")
+
+
+class Spread(Protocol):
+    """A model whose weights are spread over ranks: reading it is a collective act, save inside `whole()`."""
+
+    def read(self, read: Callable[[], Read]) -> Read:
+        """Run a forward pass of any kind."""
+
+    def whole(self) -> AbstractContextManager[None]:
+        """Every weight whole on every rank, for passes without gradients."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +57,8 @@ class Backbone:
         self.num_layers = num_layers
         self._base = model
         self._peft: PeftModel | None = None
+        self._spread: Spread | None = None
+        self._is_read = False
 
     @classmethod
     def load(
@@ -142,10 +157,21 @@ class Backbone:
             raise ModelFolderError(f"{file}: does not fit {self.source}: {', '.join(odd)}")
         set_peft_model_state_dict(self._peft, weights, adapter_name=name)
 
-    def save_adapter(self, name: str, folder: Path) -> None:
-        """Write one adapter in PEFT's own layout (adapter_config.json, adapter_model.safetensors)."""
+    def save_adapter(self, name: str, folder: Path, write: bool = True) -> None:
+        """Write one adapter in PEFT's own layout (adapter_config.json, adapter_model.safetensors).
+
+        Of spread weights every rank saves, and one of them with `write`; so it is with `merge_and_save` and `save`.
+        """
         assert self._peft is not None
-        self._peft.save_pretrained(str(folder), selected_adapters=[name], safe_serialization=True)
+        weights = None
+        if self._spread is not None:
+            found = whole_of(self.adapter_parameters(name), keep=write)
+            weights = {f"base_model.model.{key}": tensor for key, tensor in found.items()}
+        if not write:
+            return
+        self._peft.save_pretrained(
+            str(folder), selected_adapters=[name], safe_serialization=True, state_dict=weights
+        )
         nested = folder / name
         if nested.is_dir():  # PEFT nests every adapter that is not called "default"
             for file in nested.iterdir():
@@ -160,6 +186,24 @@ class Backbone:
     def adapter_parameters(self, name: str) -> dict[str, nn.Parameter]:
         """The adapter's weights by full name."""
         return {key: p for key, p in self._base.named_parameters() if f".{name}." in key and ".lora_" in key}
+
+    def spread(self, how: Callable[[Any], Spread]) -> None:
+        """Spread the weights over the ranks. Adapters come before, readers' engines after."""
+        self._spread = how(self._base)
+
+    def read(self, read: Callable[[], Read]) -> Read:
+        """Run a forward pass of any kind. One inside another is part of it."""
+        if self._spread is None or self._is_read:
+            return read()
+        self._is_read = True
+        try:
+            return self._spread.read(read)
+        finally:
+            self._is_read = False
+
+    def whole(self) -> AbstractContextManager[None]:
+        """For many passes without gradients, such as drawing answers token by token: no weight is gathered twice."""
+        return nullcontext() if self._spread is None else self._spread.whole()
 
     @contextmanager
     def reading(self, adapter: str | None) -> Iterator[None]:
@@ -178,33 +222,59 @@ class Backbone:
         attention = layout.attention
         if attention is not None:
             attention = attention.to(self._base.dtype)
-        with self.reading(adapter):
+
+        def read() -> torch.Tensor:
             states: torch.Tensor = self._base.base_model(
                 input_ids=layout.input_ids,
                 position_ids=layout.position_ids,
                 attention_mask=attention,
                 use_cache=False,
             ).last_hidden_state
-        return states[layout.row[:, None], layout.positions]
+            return states[layout.row[:, None], layout.positions]
+
+        with self.reading(adapter):
+            return self.read(read)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Vocabulary logits of hidden states, [..., H] -> [..., V]."""
-        logits: torch.Tensor = self._base.get_output_embeddings()(hidden)
+        logits: torch.Tensor = self.read(lambda: self._base.get_output_embeddings()(hidden))
         cap = getattr(self._base.config.get_text_config(), "final_logit_softcapping", None)
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
-    def merge_and_save(self, adapter: str, folder: Path) -> None:
+    def merge_and_save(self, adapter: str, folder: Path, write: bool = True) -> None:
         """Fold the adapter into the weights and write a whole model folder. This backbone is spent afterwards."""
         assert self._peft is not None
+        if self._spread is not None:
+            self._merge_a_copy(adapter, folder, write)
+            return
+        if not write:
+            return
         self._peft.set_adapter(adapter)
         merged = self._peft.merge_and_unload(adapter_names=[adapter])
         merged.save_pretrained(str(folder), safe_serialization=True)
         self.tokenizer.save_pretrained(str(folder))
 
-    def save(self, folder: Path) -> None:
+    def _merge_a_copy(self, adapter: str, folder: Path, write: bool) -> None:
+        """A fresh copy of the base takes the adapter: parts of weights cannot be merged one by one."""
+        with TemporaryDirectory(dir=folder.parent) as place:
+            self.save_adapter(adapter, Path(place), write)
+            if not write:
+                return
+            cpu, kind = torch.device("cpu"), self._base.dtype
+            copy = Backbone.load(self.source, device=cpu, dtype=kind, num_layers=self.num_layers)
+            copy.load_adapter(adapter, Path(place))
+        copy.merge_and_save(adapter, folder)
+
+    def save(self, folder: Path, write: bool = True) -> None:
         """Write the base model and tokenizer as a whole model folder."""
-        self._base.save_pretrained(str(folder), safe_serialization=True)
-        self.tokenizer.save_pretrained(str(folder))
+        weights = None
+        if self._spread is not None:
+            kept = self._base.state_dict().keys()
+            named = {**dict(self._base.named_parameters()), **dict(self._base.named_buffers())}
+            weights = whole_of({name: tensor for name, tensor in named.items() if name in kept}, keep=write)
+        if write:
+            self._base.save_pretrained(str(folder), safe_serialization=True, state_dict=weights)
+            self.tokenizer.save_pretrained(str(folder))
 
 
 def _cut_layers(config: Any, num_layers: int, folder: Path) -> None:

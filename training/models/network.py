@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from training.engines.weights import fill, whole_of
 from training.errors import ModelFolderError
 from training.models.backbone import Backbone
 from training.models.layout import Layout
@@ -81,8 +82,13 @@ class Network:
         return found
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """A copy of the trained weights, on the CPU."""
-        return {name: p.detach().to("cpu", copy=True) for name, p in self.parameters().items()}
+        """A copy of the trained weights, whole, on the CPU. Where they are spread over ranks, every rank asks."""
+        return whole_of(self.parameters(), keep=True)
+
+    def settle(self) -> None:
+        """Take the head to where the backbone went."""
+        if self.head is not None:
+            self.head.to(self.backbone.device)
 
     @torch.no_grad()
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -92,7 +98,7 @@ class Network:
             odd = sorted(set(parameters) ^ set(tensors))[:3]
             raise ModelFolderError(f"saved weights do not fit the network: {', '.join(odd)}")
         for name, parameter in parameters.items():
-            parameter.copy_(tensors[name])
+            fill(parameter, tensors[name])
 
     def hidden(self, layout: Layout) -> torch.Tensor:
         """[B, R + 1, H]; see Backbone.hidden."""
@@ -100,7 +106,7 @@ class Network:
 
     def logits(self, layout: Layout) -> torch.Tensor:
         """Logits that predict each response token, [B, R, V]."""
-        return self.backbone.logits(self.hidden(layout)[:, :-1])
+        return self.backbone.read(lambda: self.backbone.logits(self.hidden(layout)[:, :-1]))
 
     def log_probs(self, layout: Layout) -> torch.Tensor:
         """log pi(token | before), [B, R] float32, 0 in masked slots."""

@@ -64,13 +64,18 @@ class RewardModel:
         head = ScalarHead(backbone.hidden_size, description.heads).read(folder / HEAD_FILE)
         return cls(Network(backbone, adapter, head), description)
 
-    def save(self, folder: Path) -> None:
-        """Write everything; the folder is then complete by itself (lora: together with its base)."""
+    def save(self, folder: Path, write: bool = True) -> None:
+        """Write everything; the folder is then complete by itself (lora: together with its base).
+
+        Of spread weights every rank saves, and one of them with `write`.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         if self.description.kind == "full":
-            self.network.backbone.save(folder)
+            self.network.backbone.save(folder, write)
         else:
-            self.network.backbone.save_adapter(ADAPTER, folder)
+            self.network.backbone.save_adapter(ADAPTER, folder, write)
+        if not write:
+            return
         self.network.save_head(folder / HEAD_FILE)
         write_json(folder / REWARD_JSON, asdict(self.description))
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from transformers import DynamicCache
 
+from training.models.backbone import Backbone
 from training.models.network import Network
 from training.models.tokenize import eos_id, pad_id
 from training.recorder import Told, above, untold
@@ -49,12 +50,13 @@ def sample_responses(
     uniforms = torch.rand((len(prompts), settings.max_new_tokens), generator=generator, dtype=torch.float64)
     order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))
     samples: list[Sample | None] = [None] * len(prompts)
-    for start in range(0, len(order), settings.batch_size):
-        rows = order[start : start + settings.batch_size]
-        batch = _sample_batch(network, [prompts[i] for i in rows], uniforms[rows], settings, above(told, start))
-        for i, sample in zip(rows, batch, strict=True):
-            samples[i] = sample
-        told(start + len(rows))
+    with network.backbone.whole():
+        for start in range(0, len(order), settings.batch_size):
+            rows = order[start : start + settings.batch_size]
+            batch = _sample_batch(network, [prompts[i] for i in rows], uniforms[rows], settings, above(told, start))
+            for i, sample in zip(rows, batch, strict=True):
+                samples[i] = sample
+            told(start + len(rows))
     return [sample for sample in samples if sample is not None]
 
 
@@ -76,15 +78,8 @@ def _sample_batch(
     position_ids = (attention.cumsum(dim=1) - 1).clamp(min=0)
     with backbone.reading(network.adapter):
         for step in range(settings.max_new_tokens):
-            output = backbone.base(
-                input_ids=input_ids,
-                attention_mask=attention,
-                position_ids=position_ids,
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
-            chosen, chosen_log_probs = draw(output.logits[:, -1].float(), uniforms[active, step].to(device), settings)
+            logits = _next_logits(backbone, input_ids, attention, position_ids, cache)
+            chosen, chosen_log_probs = draw(logits.float(), uniforms[active, step].to(device), settings)
             for i, token, log_prob in zip(active, chosen.tolist(), chosen_log_probs.tolist(), strict=True):
                 tokens[i].append(token)
                 log_probs[i].append(log_prob)
@@ -101,6 +96,22 @@ def _sample_batch(
             attention = torch.cat([attention, attention.new_ones((len(active), 1))], dim=1)
             position_ids = position_ids[:, -1:] + 1
     return [Sample(tuple(t), tuple(p), t[-1] == stop) for t, p in zip(tokens, log_probs, strict=True)]
+
+
+def _next_logits(
+    backbone: Backbone, input_ids: torch.Tensor, attention: torch.Tensor, position_ids: torch.Tensor,
+    cache: DynamicCache,
+) -> torch.Tensor:  # fmt: skip
+    """Logits of the token to come, [B, V]; the cache grows by what was read."""
+
+    def read() -> torch.Tensor:
+        logits: torch.Tensor = backbone.base(
+            input_ids=input_ids, attention_mask=attention, position_ids=position_ids, past_key_values=cache,
+            use_cache=True, logits_to_keep=1,
+        ).logits  # fmt: skip
+        return logits[:, -1]
+
+    return backbone.read(read)
 
 
 def draw(logits: torch.Tensor, uniforms: torch.Tensor, settings: SamplingSettings) -> tuple[torch.Tensor, torch.Tensor]:

@@ -267,13 +267,17 @@ class PPOLoop:
         self._save(self.parts.checkpoints)
 
     def _save(self, folder: CheckpointFolder) -> None:
-        if not self.parts.updater.world.is_main:
+        """The main rank writes; where weights are spread the others give their parts."""
+        world = self.parts.updater.world
+        if not (world.is_main or world.in_step):
             return
         extra = {
             "key": self.context.spec.key, "seed": self.context.spec.seed, "guards": self.parts.guards.state_dict(),
             "round_metrics": self.round_metrics, "metrics_position": self.context.recorder.position(),
         }  # fmt: skip
-        folder.save(self.state.cursor.step, self.state.tensors(), self.state.state() | extra)
+        tensors = self.state.tensors()
+        if world.is_main:
+            folder.save(self.state.cursor.step, tensors, self.state.state() | extra)
 
     def _resume(self) -> bool:
         checkpoint = self.parts.checkpoints.latest()

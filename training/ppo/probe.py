@@ -105,12 +105,18 @@ def sequence_kl(
 def token_kl(policy: Network, reference: Network, layout: Layout) -> torch.Tensor:
     """[B, R] KL over the vocabulary at each response position, 0 in masked slots; row by row, to keep memory small."""
     ours, theirs = policy.hidden(layout)[:, :-1], reference.hidden(layout)[:, :-1]
-    rows = []
-    for hidden, ref_hidden in zip(ours, theirs, strict=True):
-        log_p = policy.backbone.logits(hidden).float().log_softmax(dim=-1)
-        log_q = reference.backbone.logits(ref_hidden).float().log_softmax(dim=-1)
-        rows.append((log_p.exp() * (log_p - log_q)).sum(dim=-1).clamp(min=0.0))
-    return torch.where(layout.response_mask, torch.stack(rows), 0.0)
+
+    def rows() -> list[torch.Tensor]:
+        found = []
+        for hidden, ref_hidden in zip(ours, theirs, strict=True):
+            log_p = policy.backbone.logits(hidden).float().log_softmax(dim=-1)
+            log_q = reference.backbone.logits(ref_hidden).float().log_softmax(dim=-1)
+            found.append((log_p.exp() * (log_p - log_q)).sum(dim=-1).clamp(min=0.0))
+        return found
+
+    # One reading of both: an output layer that is spread over ranks is not gathered again for every row.
+    found = policy.backbone.read(lambda: reference.backbone.read(rows))
+    return torch.where(layout.response_mask, torch.stack(found), 0.0)
 
 
 def perplexity(policy: Network, groups: Sequence[Group], budget: int) -> float:

@@ -41,7 +41,7 @@ def run(context: StageContext) -> StageOutcome:
     """Train the policy and write it; the night's fresh answers go into the store."""
     models, ppo = context.section("models", ModelsConfig), context.section("ppo", PPOConfig)
     world = current_world()
-    actors = build_actors(context, models, ppo)
+    actors = build_actors(context, models, ppo, world)
     reward = context.section("reward", RewardConfig)
     tokenizer = actors.policy.backbone.tokenizer
     scorer = build_scorer(reward, models, context.spec.inputs.get("reward_model"), tokenizer)
@@ -51,9 +51,9 @@ def run(context: StageContext) -> StageOutcome:
     guards, replay = context.section("guards", GuardsConfig), context.section("replay", ReplayConfig)
     loop = PPOLoop(parts, ppo, replay, guards, context, ppo.checkpoint_every)
     loop.run()
+    outputs = save_policy(actors, context, parts.prober.prompts[0], write=world.is_main)
     if not world.is_main:
         return StageOutcome()
-    outputs = save_policy(actors, context, parts.prober.prompts[0])
     _keep_fresh(context, actors, scorer, parts.state.pool.fresh)
     return StageOutcome(outputs, _metrics(parts), _facts(parts, view))
 

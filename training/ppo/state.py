@@ -114,8 +114,8 @@ def _best(state: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> Best:
 
 def update_ema(ema: dict[str, torch.Tensor], policy: Network, decay: float) -> None:
     """ema = decay x ema + (1 - decay) x policy, tensor by tensor, in place."""
-    for name, parameter in policy.parameters().items():
-        ema[name].mul_(decay).add_(parameter.detach().cpu(), alpha=1.0 - decay)
+    for name, tensor in policy.tensors().items():
+        ema[name].mul_(decay).add_(tensor, alpha=1.0 - decay)
 
 
 class AveragedPolicy:

@@ -22,7 +22,7 @@ from training.objectives.value_fit import ValueFit
 from training.ppo.actors import Actors
 from training.ppo.experience import Experience, RoundBatch
 from training.replay.importance import effective_sample_fraction, importance_weights
-from training.world import World
+from training.world import Turn, World
 
 
 @dataclass
@@ -78,17 +78,18 @@ class Updater:
         started = time.perf_counter()
         table, fit = MeanTable(), None
         pieces = self.microbatches(batch)
-        for piece in [pieces[i] for i in self.world.share(list(range(len(pieces))))]:
-            layout = self.layout([batch.experiences[i] for i in piece])
-            rows = torch.tensor([batch.rows[i] for i in piece])
+        for turn in self.world.turns(pieces):
+            layout = self.layout([batch.experiences[i] for i in turn.items])
+            rows = torch.tensor([batch.rows[i] for i in turn.items])
             if settings.train_policy:
-                table.add(self._actor_pass(layout, rows, data, batch, settings))
+                means = self._actor_pass(layout, rows, data, batch, settings, turn)
             else:  # the policy stands still, so what it says now is what it said at the round's start
                 old = data.old_log_probs[rows, : layout.response_mask.shape[1]].to(self.actors.device)
-                table.add(self._drift(old, rows, data, layout.response_mask, batch))
-            means, part = self._critic_pass(layout, rows, data, batch)
-            table.add(means)
-            fit = part if fit is None else fit.merge(part)
+                means = self._drift(old, rows, data, layout.response_mask, batch)
+            critic_means, part = self._critic_pass(layout, rows, data, batch, turn)
+            if turn.counts:
+                table.add(means | critic_means)
+                fit = part if fit is None else fit.merge(part)
         metrics = table.reduce(self.world)
         metrics |= self._apply(metrics, settings)
         ranks = self.world.gather([_plain(fit), time.perf_counter() - started])
@@ -99,8 +100,9 @@ class Updater:
         return metrics
 
     def _actor_pass(
-        self, layout: Layout, rows: torch.Tensor, data: RoundBatch, batch: MiniBatch, settings: UpdateSettings
-    ) -> dict[str, Mean]:
+        self, layout: Layout, rows: torch.Tensor, data: RoundBatch, batch: MiniBatch, settings: UpdateSettings,
+        turn: Turn,
+    ) -> dict[str, Mean]:  # fmt: skip
         ppo, mask, width = self.ppo, layout.response_mask, layout.response_mask.shape[1]
 
         def piece(tensor: torch.Tensor) -> torch.Tensor:
@@ -121,7 +123,7 @@ class Updater:
             )
         if ppo.entropy_coeff > 0:
             loss = loss - ppo.entropy_coeff * aggregate(entropy, mask, ppo.loss_agg_mode, **counts)
-        loss.backward()
+        self.actor.backward(loss, turn)
         return self._actor_metrics(found, loss, log_probs.detach(), entropy.detach(), rows, data, mask, batch)
 
     def _actor_metrics(
@@ -148,7 +150,7 @@ class Updater:
         return {"kl_ref_offpolicy": token_mean(offpolicy_kl(log_probs, behavior, reference, mask), mask, batch)}
 
     def _critic_pass(
-        self, layout: Layout, rows: torch.Tensor, data: RoundBatch, batch: MiniBatch
+        self, layout: Layout, rows: torch.Tensor, data: RoundBatch, batch: MiniBatch, turn: Turn
     ) -> tuple[dict[str, Mean], ValueFit]:
         mask, width = layout.response_mask, layout.response_mask.shape[1]
         values = self.actors.critic.values(layout)
@@ -158,7 +160,7 @@ class Updater:
             cliprange_value=self.ppo.cliprange_value, weights=data.weights[rows, :width].to(mask.device),
             num_tokens=batch.num_tokens, num_sequences=batch.num_sequences,
         )  # fmt: skip
-        found.loss.backward()
+        self.critic.backward(found.loss, turn)
         share = share_of(mask, batch)
         means = {
             "value_loss": Mean(float(found.loss.detach()), share),
