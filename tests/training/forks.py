@@ -58,7 +58,7 @@ def _fork(work: Callable[[], object]) -> int:
     return child
 
 
-def run_ranks(size: int, work: Callable[[], object], seconds: float = 90.0) -> list[int]:
+def run_ranks(size: int, work: Callable[[], object], seconds: float = 180.0) -> list[int]:
     """Run `work` on `size` forked ranks with the environment of torchrun; exit codes, KILLED when too slow."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

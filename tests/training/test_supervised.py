@@ -223,8 +223,8 @@ def test_killed_at_a_step_and_run_again_is_the_same_run(tmp_path: Path, at: int)
 
 def test_other_ranks_write_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     world = SimpleNamespace(
-        rank=1, size=2, is_main=False, share=lambda items: items, sum_=lambda t: t, gather=lambda item: [item],
-        sum_gradients=lambda parameters: None, barrier=lambda: None,
+        rank=1, size=2, is_main=False, in_step=False, turns=World().turns, sum_=lambda t: t,
+        gather=lambda item: [item], sum_gradients=lambda parameters: None, barrier=lambda: None,
     )  # fmt: skip
     fit(LineTask(), config(checkpoint_every=1), context(tmp_path), world)
     assert not (tmp_path / "checkpoints").exists()

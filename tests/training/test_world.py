@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
 
-from configs.schema.base import Section
 from configs.schema.guards import GuardRule
 from tests.training.conftest import store_params
 from tests.training.forks import run_ranks
-from tests.training.stages import DISTILL, GUARDS, PPO, REWARD, SFT, run_here, write_stage
-from training.contract import METRICS, read_result
+from tests.training.stages import DISTILL, GUARDS, PPO, REWARD, SFT
+from tests.training.two_ranks import run_both
+from training.contract import METRICS
 from training.metrics import Mean, MeanTable
 from training.recorder import read_lines
 from training.world import World, current_world
-
-UNTIMED = ("time", "tokens_per_second")
 
 
 def test_one_process_needs_no_group():
@@ -37,11 +32,15 @@ def test_one_process_needs_no_group():
     assert world.gather({"a": 1}) == [{"a": 1}]
 
 
-@given(items=st.lists(st.integers(), max_size=20), size=st.integers(1, 5))
-def test_every_item_is_dealt_once(items, size):
-    shares = [World(rank, size).share(items) for rank in range(size)]
-    assert sorted(item for share in shares for item in share) == sorted(items)
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+@given(count=st.integers(1, 20), size=st.integers(1, 5), strategy=st.sampled_from(["ddp", "fsdp2"]))
+def test_every_microbatch_is_dealt_once(count, size, strategy):
+    """Ranks that go in step take as many turns; the turns beyond their share count for nothing."""
+    hands = [World(rank, size, strategy).turns([[i] for i in range(count)]) for rank in range(size)]
+    assert sorted(turn.items[0] for turns in hands for turn in turns if turn.counts) == list(range(count))
+    lengths = {len(turns) for turns in hands}
+    assert max(lengths) - min(lengths) <= (strategy == "ddp")
+    assert all([turn.last for turn in turns] == [False] * (len(turns) - 1) + [True] for turns in hands if turns)
+    assert strategy == "fsdp2" or all(turn.counts for turns in hands for turn in turns)
 
 
 def test_sums_cross_ranks():
@@ -76,35 +75,6 @@ def test_metrics_cross_ranks_even_from_a_rank_without_rows():
         assert table.reduce(world) == {"loss": 2.0, "margin": 0.5}
 
     assert run_ranks(2, work) == [0, 0]
-
-
-def history(directory: Path) -> list[dict]:
-    steps = [line for line in read_lines(directory / METRICS) if "event" not in line]
-    return [{key: value for key, value in line.items() if key not in UNTIMED} for line in steps]
-
-
-def assert_close(one: Path, two: Path, role: str) -> None:
-    """Weights and history of two runs agree to float tolerance."""
-    first, second = history(one), history(two)
-    assert [line["step"] for line in first] == [line["step"] for line in second]
-    for line, other in zip(first, second, strict=True):
-        assert line == pytest.approx(other, rel=2e-3, abs=2e-4)
-    files = [Path(read_result(directory).output(role).path) for directory in (one, two)]
-    names = [sorted(f.relative_to(folder) for f in folder.rglob("*.safetensors")) for folder in files]
-    assert names[0] == names[1]
-    assert names[0]
-    for name in names[0]:
-        left, right = (load_file(folder / name) for folder in files)
-        for key, tensor in left.items():
-            torch.testing.assert_close(right[key], tensor, atol=1e-4, rtol=1e-3)
-
-
-def run_both(tmp_path: Path, stage: str, inputs: dict[str, Path], params: dict, role: str, **sections: Section) -> None:
-    one = write_stage(tmp_path / "one", stage, inputs, params, **sections)
-    two = write_stage(tmp_path / "two", stage, inputs, params, **sections)
-    run_here(one, stage)
-    assert run_ranks(2, lambda: run_here(two, stage)) == [0, 0]
-    assert_close(one, two, role)
 
 
 BUDGETS = pytest.mark.parametrize("budget", [400, 8192], ids=["many microbatches", "one microbatch"])

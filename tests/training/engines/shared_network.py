@@ -128,7 +128,7 @@ def on_two_ranks(
     return load_file(file)
 
 
-def spread_ranks(strategy: dict[str, str], work: Callable[[], object], seconds: float = 90.0) -> list[int]:
+def spread_ranks(strategy: dict[str, str], work: Callable[[], object], seconds: float = 180.0) -> list[int]:
     """`work` on two ranks that share their networks this way."""
 
     def chosen() -> None:
