@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -46,7 +46,7 @@ class ShardedModel:
             fully_shard(layer, mesh=mesh, reshard_after_forward=True)
         # Embeddings, last norm and output layer in one group: they may share a weight. It is resharded like the others,
         # or what the loops see between two passes would not be the parts.
-        self._door: Any = fully_shard(Doorway(model), mesh=mesh, reshard_after_forward=True)
+        self._door = cast(Any, fully_shard(Doorway(model), mesh=mesh, reshard_after_forward=True))
         self._shards = [m for m in self._door.modules() if isinstance(m, FSDPModule)]
         for shard in self._shards:
             # Losses are divided by global counts: the sum over ranks is the gradient, where FSDP would average.
@@ -80,7 +80,7 @@ class ShardedEngine(Engine):
         kinds = [[p for p in parameters if isinstance(p, DTensor) is spread] for spread in (True, False)]
         self.world.sum_gradients(kinds[1])  # those of parts were summed in the backward pass
         norms = [_whole_norm([p.grad for p in kind if p.grad is not None]) for kind in kinds]
-        norm = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
+        norm: torch.Tensor = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
         for kind in kinds:
             torch.nn.utils.clip_grads_with_norm_(kind, self.settings.max_grad_norm, norm)
         return norm

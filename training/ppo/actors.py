@@ -43,7 +43,9 @@ class Actors:
         return self.policy.backbone.device
 
 
-def build_actors(context: StageContext, models: ModelsConfig, ppo: PPOConfig, world: World) -> Actors:
+def build_actors(
+    context: StageContext, models: ModelsConfig, ppo: PPOConfig, world: World | None = None
+) -> Actors:
     """Load them. With LoRA the reference is the backbone with adapters off; without, it is a second, frozen copy."""
     device = pick_device()
     lora = ppo.lora_rank > 0
@@ -57,7 +59,7 @@ def build_actors(context: StageContext, models: ModelsConfig, ppo: PPOConfig, wo
                 adapter(loaded)
             return loaded
 
-        return load_spread(read, device, world)
+        return load_spread(read, device, world or World())
 
     reference = context.input("reference")
     if not lora:
