@@ -37,7 +37,7 @@ def _noise_section(runs: Runs, noise: float) -> str:
         "| --- | --- | --- | --- | --- | --- | --- | --- |", _reference_row(runs),
     ]  # fmt: skip
     best = best_dpo(runs)
-    names = [dpo_name(rate) for rate in DPO_RATES] + [v.name for v in MAIN[3:]] + ["fresh", "whole", "default"]
+    names = [dpo_name(rate) for rate in DPO_RATES] + [v.name for v in MAIN[3:]] + ["fresh", "adapter", "default"]
     lines += [_row(runs, name, best) for name in names if name in runs]
     return "\n".join([*lines, "", *_against_dpo(runs, best), ""])
 
@@ -73,7 +73,7 @@ def _row(runs: Runs, name: str, best: str | None) -> str:
 
 def _against_dpo(runs: Runs, best: str | None) -> list[str]:
     """Frontiers in words: gold at a variant's own KL, against what DPO has at that KL."""
-    found = [_frontier_sentence(runs, best, name) for name in ("default", "whole", "fresh") if best and name in runs]
+    found = [_frontier_sentence(runs, best, name) for name in ("default", "adapter", "fresh") if best and name in runs]
     return [line for line in found if line]
 
 

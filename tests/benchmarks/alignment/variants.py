@@ -46,9 +46,9 @@ _REPLAY = (*_STORED, "replay.filter=none", "replay.importance_weights=true", "re
 MAIN = (
     Variant("default", "shipped default"),
     Variant(
-        "whole",
-        "default, every weight trained instead of an adapter",
-        ("ppo.lora_rank=0", "ppo.actor_lr=1e-4", "ppo.critic_lr=3e-4"),
+        "adapter",
+        "default, an adapter trained instead of every weight",
+        ("ppo.lora_rank=16", "ppo.lora_alpha=32", "ppo.actor_lr=5e-4", "ppo.critic_lr=1e-3"),
     ),
     Variant("fresh", "+ fresh samples, no filter", ("replay.filter=none",)),
     Variant("offline", "offline PPO, stored answers alone", _PLAIN),
