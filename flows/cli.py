@@ -82,7 +82,9 @@ def validate(config: Config, overrides: Overrides = None) -> None:
 
 
 @app.command()
-def status(home: Home = None, nights: Annotated[int, typer.Option(help="How many nights to show.")] = 10) -> None:
+def status(
+    home: Home = None, nights: Annotated[int, typer.Option(min=1, help="How many nights to show.")] = 10
+) -> None:
     """Show the last nights, the champion and its predecessor, and open problems."""
     from flows.status_view import status_view
 

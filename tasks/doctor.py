@@ -19,11 +19,11 @@ from configs.errors import NightjarError
 from configs.schema import NightConfig
 from tasks.launch_plan import available_cores
 from tasks.mlflow_client import missing_database, tracking_uri_of
+from tasks.model_checks import check_models
 from tasks.night_state import NightBook
 from tasks.prefect_health import check_prefect
 from tasks.preflight import (
     check_home,
-    check_models,
     check_reward_function,
     check_tracking,
     free_gigabytes,

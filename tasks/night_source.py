@@ -24,11 +24,11 @@ def source_of(config: NightConfig, home: Path) -> Source:
 
 
 def check_source(config: NightConfig) -> None:
-    """The source is there and holds data files. Raises DataError. The generator's folder is made later."""
-    from training.data.reading import open_source
+    """The source is there, and its first rows can be trained on. Raises DataError. The generator delivers later."""
+    from training.data.look import look_at
 
     if config.data.source is not None:
-        open_source(config.data.source)
+        look_at(config.data)
 
 
 def _deliver(config: NightConfig, folder: Path, index: int) -> None:

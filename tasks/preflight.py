@@ -13,10 +13,8 @@ from pathlib import Path
 from configs.errors import NightjarError
 from configs.schema import NightConfig
 from tasks.mlflow_client import missing_database
+from tasks.model_checks import check_models
 from tasks.registry_errors import TrackingUnavailable
-from tasks.stages import builds_own_base
-from training.errors import ModelFolderError
-from training.models.folder import check_model_folder
 
 _GIGABYTE = 1024**3
 _FIRST_TABLES_SECONDS = 180.0
@@ -40,23 +38,6 @@ def check_before(config: NightConfig, home: Path, *more: Callable[[], object]) -
     if problems:
         shown = "\n".join(f"- {problem}" for problem in problems)
         raise PreflightError(f"{len(problems)} problems; the night has not begun, nothing was computed:\n{shown}")
-
-
-def check_models(config: NightConfig) -> None:
-    """Base, teacher, student and the adapter to continue from are complete. Raises ModelFolderError."""
-    models = config.models
-    if not builds_own_base(config):
-        check_model_folder(models.base, "models.base")
-    if models.teacher is not None and config.reward.kind == "model":
-        check_model_folder(models.teacher, "models.teacher")
-    if models.student is not None and config.reward.kind == "model" and config.distill.enabled:
-        check_model_folder(models.student, "models.student")
-    start = config.distill.continue_from
-    if start is not None and start != "champion" and not (Path(start) / "adapter_model.safetensors").is_file():
-        raise ModelFolderError(
-            f"distill.continue_from: {start}: no adapter_model.safetensors in it",
-            "name the folder of an adapter saved by an earlier distill stage, `champion`, or remove the key",
-        )
 
 
 def check_reward_function(config: NightConfig) -> None:

@@ -1,4 +1,8 @@
-"""The one shape every section shares: frozen, closed, documented."""
+"""The one shape every section shares: frozen, closed, documented; and the numbers that it is made of, each bounded.
+
+The upper bounds are far beyond what any night needs. What exceeds them is a slip of the pen (a missing point, a zero
+too many), and would otherwise be found out hours later by a full memory or a clock.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +20,38 @@ class Section(BaseModel):
     )
 
 
+def at_most(most: float, unit: str) -> AfterValidator:
+    """An upper bound whose message tells the unit, e.g. `at_most(1_000, "decoder layers")`."""
+
+    def check(number: float) -> float:
+        if number > most:
+            raise ValueError(f"more than any night needs; write at most {most:,} {unit}")
+        return number
+
+    return AfterValidator(check)
+
+
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 """A share between 0 and 1."""
-PositiveInt = Annotated[int, Field(ge=1)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
 LearningRate = Annotated[float, Field(gt=0.0, lt=1.0)]
-NonNegative = Annotated[float, Field(ge=0.0)]
-Positive = Annotated[float, Field(gt=0.0)]
+NonNegative = Annotated[float, Field(ge=0.0), at_most(1e9, "(a factor or an amount)")]
+Positive = Annotated[float, Field(gt=0.0), at_most(1e9, "(a factor or an amount)")]
+Seconds = Annotated[float, Field(gt=0.0), at_most(86_400.0, "seconds")]
+Minutes = Annotated[float, Field(gt=0.0), at_most(43_200.0, "minutes")]
+
+Rows = Annotated[int, Field(ge=1), at_most(1_000_000_000, "rows")]
+BatchSize = Annotated[int, Field(ge=1), at_most(100_000, "rows side by side")]
+Prompts = Annotated[int, Field(ge=1), at_most(10_000_000, "prompts")]
+Characters = Annotated[int, Field(ge=1), at_most(100_000_000, "characters")]
+Tokens = Annotated[int, Field(ge=1), at_most(10_000_000, "tokens")]
+Steps = Annotated[int, Field(ge=1), at_most(10_000_000, "optimiser steps")]
+Passes = Annotated[int, Field(ge=1), at_most(1_000, "passes over the data")]
+Rounds = Annotated[int, Field(ge=1), at_most(10_000, "rounds")]
+Layers = Annotated[int, Field(ge=1), at_most(1_000, "decoder layers")]
+Rank = Annotated[int, Field(ge=0), at_most(8_192, "(the rank of an adapter)")]
+Nights = Annotated[int, Field(ge=1), at_most(36_600, "nights")]
+PositiveInt = Annotated[int, Field(ge=1), at_most(10_000, "(a count)")]
+NonNegativeInt = Annotated[int, Field(ge=0), at_most(10_000, "(a count)")]
+
 UserPath = Annotated[str, AfterValidator(os.path.expanduser)]
 """A path as a person writes it: a leading ~ becomes the home of whoever runs the night, once, when it is loaded."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from configs.credentials import holds_password
-from configs.schema.base import NonNegative, NonNegativeInt, PositiveInt, Section, Share, UserPath
+from configs.schema.base import Characters, NonNegative, Prompts, Rows, Section, Share, UserPath, at_most
 
 ColumnPath = Annotated[str, Field(min_length=1, max_length=200)]
 """A column's name, or a dotted path into a nested one, such as `6b_finetuning.solution`."""
@@ -96,13 +96,13 @@ class DataConfig(Section):
     """Source of rows without a source column; null: the name of the file or folder."""
     max_quarantine: Share = 0.05
     """Share of quarantined rows above which the night fails."""
-    min_rows: PositiveInt = 16
+    min_rows: Rows = 16
     """Training rows below which the night fails."""
-    max_rows: PositiveInt | None = None
+    max_rows: Rows | None = None
     """At most this many training rows, chosen by the night's seed; null: all."""
-    max_validation_rows: PositiveInt | None = None
+    max_validation_rows: Rows | None = None
     """At most this many validation rows, chosen by the night's seed; null: all."""
-    evaluation_prompts: PositiveInt = 512
+    evaluation_prompts: Prompts = 512
     """At most this many evaluation prompts; the first of the oldest partitions, so that they stay the same ones."""
     evaluation_fraction: Annotated[float, Field(gt=0.0, le=0.5)] = 0.05
     """Share of the prompts that evaluation may use and training never sees."""
@@ -110,11 +110,11 @@ class DataConfig(Section):
     """Share of the prompts held out for reward models and perplexity."""
     split_salt: Annotated[str, Field(min_length=1)] = "nightjar"
     """Mixed into the hash that splits prompts; another salt is another split."""
-    max_prompt_characters: PositiveInt = 65_536
+    max_prompt_characters: Characters = 65_536
     """A longer prompt (all its messages together) is quarantined."""
-    min_answer_characters: NonNegativeInt = 1
+    min_answer_characters: Annotated[int, Field(ge=0), at_most(100_000_000, "characters")] = 1
     """A shorter answer is quarantined; spaces at the ends do not count."""
-    max_answer_characters: PositiveInt = 65_536
+    max_answer_characters: Characters = 65_536
     """A longer answer is quarantined."""
     near_duplicate_threshold: Annotated[float, Field(ge=0.5, le=1.0)] | None = 0.8
     """Jaccard likeness of three-word shingles from which two texts count as one; null turns the near checks off."""

@@ -6,21 +6,21 @@ from typing import Annotated
 
 from pydantic import Field
 
-from configs.schema.base import NonNegative, NonNegativeInt, PositiveInt, Section
+from configs.schema.base import BatchSize, NonNegative, NonNegativeInt, Prompts, Rows, Section, at_most
 
 
 class EvaluationConfig(Section):
     """One job: same frozen prompts, same seed, same reward model for all three."""
 
-    prompts: PositiveInt = 256
+    prompts: Prompts = 256
     """At most this many of the frozen evaluation prompts."""
-    temperature: NonNegative = 1.0
+    temperature: Annotated[NonNegative, at_most(100.0, "(a temperature)")] = 1.0
     """Sampling temperature of the answers; 0 is greedy."""
-    batch_size: PositiveInt = 128
+    batch_size: BatchSize = 128
     """Sequences generated side by side."""
     gold_function: str | None = None
     """Reward function that is the truth, where one exists (`quickstart`, `gsm8k`); reported as gold_reward."""
-    perplexity_rows: PositiveInt = 256
+    perplexity_rows: Rows = 256
     """Held-out chosen texts for the perplexity."""
     bootstrap_samples: Annotated[int, Field(ge=200, le=100_000)] = 2_000
     """Resamples of the intervals."""

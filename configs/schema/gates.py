@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from configs.schema.base import NonNegative, Positive, Section
+from configs.schema.base import NonNegative, Positive, Section, at_most
 
 Direction = Literal["higher", "lower"]
 Baseline = Literal["champion", "reference"]
 Severity = Literal["block", "warn", "dry_run"]
 
-Count = Annotated[int, Field(ge=2)]
+Count = Annotated[int, Field(ge=2), at_most(1_000_000_000, "samples")]
 """Samples; an interval needs at least two."""
 SliceName = Annotated[str, Field(pattern=r"^[a-z][a-z_]*=\S(.*\S)?$")]
 RuleName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]*$", max_length=80)]

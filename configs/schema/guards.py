@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from configs.schema.base import LearningRate, NonNegativeInt, Positive, PositiveInt, Section
+from configs.schema.base import LearningRate, NonNegativeInt, Positive, Prompts, Rows, Section, Steps
 
 
 class Mitigation(Section):
@@ -35,9 +35,9 @@ class GuardRule(Section):
     """The limit; with `relative_to` a multiple of that reference."""
     relative_to: Literal["baseline", "running_median"] | None = None
     """baseline: the metric before the first step; running_median: of the last `window` values."""
-    window: PositiveInt = 1
+    window: Steps = 1
     """Values averaged before comparing (or in the running median)."""
-    patience: PositiveInt = 1
+    patience: Steps = 1
     """Consecutive breaches before the rule fires."""
     action: Literal["warn", "reduce_lr", "reduce_clip", "rollback", "stop"] = "warn"
     """What happens when it fires."""
@@ -53,6 +53,11 @@ class GuardRule(Section):
         if self.action in ("reduce_lr", "reduce_clip") and self.then.kind not in (self.action, "none"):
             raise ValueError(f"guard on {self.metric}: action {self.action} needs then.kind {self.action}")
         return self
+
+    @property
+    def needs_baseline(self) -> bool:
+        """Whether it is held against what the metric was before the first step."""
+        return self.relative_to == "baseline"
 
     @property
     def label(self) -> str:
@@ -100,13 +105,13 @@ def default_rules() -> list[GuardRule]:
 class GuardsConfig(Section):
     """The rules, and how often the dearer metrics are measured."""
 
-    kl_probe_prompts: PositiveInt = 32
+    kl_probe_prompts: Prompts = 32
     """Prompts from which the real KL to the reference is estimated with fresh samples."""
-    kl_probe_steps: PositiveInt = 20
+    kl_probe_steps: Steps = 20
     """Optimiser steps between two probes inside a round; one more at each round's end."""
-    perplexity_steps: PositiveInt = 500
+    perplexity_steps: Steps = 500
     """Optimiser steps between two looks at held-out perplexity; one more at the end."""
-    perplexity_rows: PositiveInt = 64
+    perplexity_rows: Rows = 64
     """Held-out chosen texts for the perplexity."""
     rules: list[GuardRule] = Field(default_factory=default_rules)
     """The rules, in order."""

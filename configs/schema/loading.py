@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from configs.errors import ConfigError
+from configs.schema.metric_names import metric_problems
 from configs.schema.night import NightConfig
 
 CONFIGS = Path(__file__).resolve().parent.parent
@@ -34,9 +35,14 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> NightConfig:
         content = merge(_read_preset(path, preset), content)
     content = merge(content, above)
     try:
-        return NightConfig.model_validate(content)
+        config = NightConfig.model_validate(content)
     except ValidationError as error:
         raise ConfigError(explain(path, error)) from None
+    # Here and not in the schema: a stored night stays readable when a metric is renamed.
+    problems = metric_problems(config)
+    if problems:
+        raise ConfigError(_numbered(path, problems))
+    return config
 
 
 def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -71,13 +77,21 @@ class _OneOfEach(yaml.SafeLoader):
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
+    if path.is_dir():
+        raise ConfigError(f"{path}: a folder, not a config file", _which_file(path))
     if not path.is_file():
         raise ConfigError(
             f"{path}: no such config file", "give the path of a night's YAML, e.g. configs/quickstart.yaml"
         )
     try:
         content = _OneOfEach(path.read_text(encoding="utf-8")).get_single_data()
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            f"{path}: not UTF-8: byte 0x{error.object[error.start]:02x} in line {line}",
+            "save the file as UTF-8 in your editor, or: iconv -f latin1 -t utf-8 OLD > NEW",
+        ) from None
+    except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not readable as YAML: {error}") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}", "check its permissions") from None
@@ -86,6 +100,13 @@ def _read_yaml(path: Path) -> dict[str, Any]:
             f"{path}: the file must be a mapping of sections", "see configs/quickstart.yaml for the shape"
         )
     return content
+
+
+def _which_file(folder: Path) -> str:
+    inside = sorted(file.name for file in folder.glob("*.y*ml"))
+    if not inside:
+        return "give the path of a night's YAML, e.g. configs/quickstart.yaml"
+    return f"name one file of it, e.g. {folder / inside[0]} (there is {', '.join(inside[:9])})"
 
 
 def _read_preset(path: Path, preset: Any) -> dict[str, Any]:
@@ -119,11 +140,21 @@ def _as_number(text: str) -> Any:
 
 def explain(path: str | Path, error: ValidationError) -> str:
     """One line an error: file, key, what is wrong, what to write."""
-    lines = [f"{path}: {error.error_count()} problem(s); nothing has run"]
-    for item in error.errors():
-        key = ".".join(str(part) for part in item["loc"]) or "(whole file)"
-        lines.append(f"  {key}: {_sentence(item['type'], item['loc'], item['msg'], item.get('input'))}")
-    return "\n".join(lines)
+    return _numbered(path, [
+        f"{_key(item['loc'])}: {_sentence(item['type'], item['loc'], item['msg'], item.get('input'))}"
+        for item in error.errors()
+    ])  # fmt: skip
+
+
+def _numbered(path: str | Path, problems: Sequence[str]) -> str:
+    head = f"{path}: {len(problems)} problem(s); nothing has run"
+    return "\n".join([head, *(f"  {problem}" for problem in problems)])
+
+
+def _key(location: tuple[int | str, ...]) -> str:
+    """`gates.rules[3].metric`, as a person would write it."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return "".join(parts).lstrip(".") or "(whole file)"
 
 
 def _sentence(kind: str, location: tuple[int | str, ...], message: str, given: Any) -> str:

@@ -6,7 +6,23 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from configs.schema.base import LearningRate, NonNegative, NonNegativeInt, Positive, PositiveInt, Section, Share
+from configs.schema.base import (
+    BatchSize,
+    LearningRate,
+    Nights,
+    NonNegative,
+    NonNegativeInt,
+    Passes,
+    Positive,
+    Prompts,
+    Rank,
+    Rounds,
+    Section,
+    Share,
+    Steps,
+    Tokens,
+    at_most,
+)
 
 KLKind = Literal["k1", "abs", "k2", "k3", "k1+", "abs+", "k2+", "k3+"]
 
@@ -14,17 +30,17 @@ KLKind = Literal["k1", "abs", "k2", "k3", "k1+", "abs+", "k2+", "k3+"]
 class RolloutConfig(Section):
     """Fresh samples from the current policy, beside the stored trajectories."""
 
-    n: NonNegativeInt = 5
+    n: Annotated[int, Field(ge=0), at_most(1_000, "responses a prompt")] = 5
     """Responses a prompt each round; 0 trains on stored trajectories alone."""
-    prompts_per_round: PositiveInt = 64
+    prompts_per_round: Prompts = 64
     """Training prompts sampled each round."""
-    temperature: Positive = 1.0
+    temperature: Annotated[Positive, at_most(100.0, "(a temperature)")] = 1.0
     """Sampling temperature; stored beside the recorded log-probs, which are of the distribution really sampled."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Nucleus mass; 1 turns it off."""
-    top_k: NonNegativeInt = 0
+    top_k: Annotated[int, Field(ge=0), at_most(10_000_000, "tokens")] = 0
     """Keep the k likeliest tokens; 0 turns it off."""
-    batch_size: PositiveInt = 128
+    batch_size: BatchSize = 128
     """Sequences generated side by side."""
 
 
@@ -33,7 +49,7 @@ class ReplayConfig(Section):
 
     capacity: Annotated[int, Field(ge=1, le=10_000_000)] = 50_000
     """Trajectories kept; the oldest go first."""
-    max_age_nights: PositiveInt = 30
+    max_age_nights: Nights = 30
     """Trajectories older than this many nights are evicted."""
     prioritized: bool = True
     """Draw by |TD error|; false draws evenly."""
@@ -45,7 +61,7 @@ class ReplayConfig(Section):
     """Bias correction at the last step."""
     eps: Positive = 1e-3
     """Added to |TD error|, so that nothing is never drawn."""
-    refresh_steps: PositiveInt = 100
+    refresh_steps: Steps = 100
     """Optimiser steps between two recomputations of the TD errors."""
     filter: Literal["none", "best_random", "best_worst", "power"] = "best_worst"
     """PF-PPO filter within each prompt's answers; weights multiply the priorities."""
@@ -55,7 +71,7 @@ class ReplayConfig(Section):
     """Granularity of the weight old policy / writer of the data."""
     importance_mode: Literal["truncate", "clip_to", "mask"] = "clip_to"
     """truncate: min(w, threshold); clip_to: above the threshold becomes `importance_clip_to`; mask: outside is 0."""
-    importance_threshold: Annotated[float, Field(gt=1.0)] = 1.5
+    importance_threshold: Annotated[float, Field(gt=1.0), at_most(1e6, "(a ratio)")] = 1.5
     """Ratio above which a weight is tamed."""
     importance_clip_to: Positive = 1.2
     """Value that a weight above the threshold gets in mode clip_to."""
@@ -81,19 +97,19 @@ class KLControlConfig(Section):
 class PPOConfig(Section):
     """The actor-critic rounds."""
 
-    rounds: PositiveInt = 4
+    rounds: Rounds = 4
     """Rounds of: refresh trajectories, choose, fix the old policy, several epochs."""
-    train_batch_size: PositiveInt = 256
+    train_batch_size: BatchSize = 256
     """Trajectories a round."""
-    ppo_mini_batch_size: PositiveInt = 64
+    ppo_mini_batch_size: BatchSize = 64
     """Trajectories an optimiser step."""
-    ppo_max_token_len: PositiveInt = 9_216
+    ppo_max_token_len: Tokens = 9_216
     """Token budget of a microbatch; never exceeded. verl: ppo_max_token_len_per_gpu, 3 x (prompt + response)."""
     use_dynamic_bsz: bool = True
     """true: a microbatch is filled up to the token budget; false: it holds ppo_micro_batch_size, within the budget."""
-    ppo_micro_batch_size: PositiveInt = 2
+    ppo_micro_batch_size: BatchSize = 2
     """Trajectories a microbatch where use_dynamic_bsz is false; small against running out of memory."""
-    ppo_epochs: PositiveInt = 4
+    ppo_epochs: Passes = 4
     """Passes over a round's trajectories."""
     actor_lr: LearningRate = 1e-6
     """Learning rate of the policy."""
@@ -117,7 +133,7 @@ class PPOConfig(Section):
     """PPO clip, both sides."""
     clip_ratio_high: Positive | None = None
     """Upper clip where it differs from `clip_ratio`."""
-    clip_ratio_c: Annotated[float, Field(gt=1.0)] | None = 3.0
+    clip_ratio_c: Annotated[float, Field(gt=1.0), at_most(1e6, "(a ratio)")] | None = 3.0
     """Dual clip bound for negative advantages; null turns it off."""
     cliprange_value: Positive = 0.5
     """Value clip around the old values."""
@@ -139,11 +155,11 @@ class PPOConfig(Section):
     """Estimator of the KL in the loss; a trailing + takes the straight-through gradient of k2."""
     max_grad_norm: Positive = 1.0
     """Gradient norm is clipped to this, for actor and critic each."""
-    lora_rank: NonNegativeInt = 32
+    lora_rank: Rank = 32
     """Rank of the policy's adapter; 0 trains every weight."""
     lora_alpha: Positive = 64.0
     """LoRA scale numerator of the policy's adapter."""
-    critic_lora_rank: NonNegativeInt | None = None
+    critic_lora_rank: Rank | None = None
     """Rank of the critic's adapter; null: the policy's."""
     normalize_reward: bool = True
     """Shift and scale scores by the reward model's stored mean and standard deviation."""
@@ -151,7 +167,7 @@ class PPOConfig(Section):
     """Normalised scores are clipped to +- this; null turns it off."""
     missing_eos_penalty: NonNegative = 1.0
     """Subtracted from the score of a response without EOS."""
-    overlong_buffer: NonNegativeInt = 0
+    overlong_buffer: Annotated[int, Field(ge=0), at_most(10_000_000, "tokens")] = 0
     """Tokens before max_response_length over which a linear penalty rises; 0 turns it off."""
     overlong_penalty: NonNegative = 1.0
     """Penalty at max_response_length."""
@@ -159,11 +175,11 @@ class PPOConfig(Section):
     """End the round early when the mean approximate KL to the round's old policy exceeds this; null turns it off."""
     ema_decay: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     """Exponential moving average of the policy, which is then what is saved; null turns it off."""
-    checkpoint_every: PositiveInt = 50
+    checkpoint_every: Steps = 50
     """Optimiser steps between two checkpoints inside a round; one more at each round's end."""
     select_best: bool = True
     """Hand on the round with the best held-out pessimistic reward instead of the last one."""
-    selection_prompts: PositiveInt = 128
+    selection_prompts: Prompts = 128
     """Held-out prompts that each round's policy answers for selection."""
     selection_kl_cost: NonNegative = 1.0
     """Reward standard deviations that one nat a token of KL to the reference costs in the selection."""

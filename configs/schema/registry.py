@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from configs.schema.base import NonNegative, NonNegativeInt, Positive, PositiveInt, Section
+from configs.schema.base import Minutes, NonNegativeInt, PositiveInt, Prompts, Section, at_most
 
 
 class RegistryConfig(Section):
@@ -25,7 +25,7 @@ class RegistryConfig(Section):
     """Where a new experiment keeps its artifacts; null: mlartifacts in the home, or what the server decides."""
     reach_timeout_seconds: Annotated[float, Field(gt=0.0, le=600.0)] = 15.0
     """A server that has not answered for this long before the night counts as down; nothing is computed then."""
-    lock_wait_seconds: NonNegative = 30.0
+    lock_wait_seconds: Annotated[float, Field(ge=0.0), at_most(86_400.0, "seconds")] = 30.0
     """How long a promotion or rollback waits for another one of the same model."""
     verify_prompts: Annotated[list[str], Field(min_length=1, max_length=32)] = Field(
         default_factory=lambda: ["Hello, who are you?", "What is two plus three?"]
@@ -33,7 +33,7 @@ class RegistryConfig(Section):
     """Prompts answered by the stored version before, and through the alias after, the alias moves."""
     verify_max_new_tokens: Annotated[int, Field(ge=1, le=512)] = 16
     """Tokens an answer of the verification may have."""
-    verify_timeout_minutes: Positive = 20.0
+    verify_timeout_minutes: Minutes = 20.0
     """A version that has not loaded and answered in this time is refused."""
     max_points: Annotated[int, Field(ge=10, le=2_000)] = 2_000
     """Points a metric may have in MLflow; longer series are thinned evenly and keep their last point."""
@@ -93,7 +93,7 @@ class WatchConfig(Section):
     """Bounds of the champion; empty: the watch has nothing to judge and says so."""
     patience: PositiveInt = 3
     """Consecutive measurements with a breach before the champion is rolled back."""
-    prompts: PositiveInt = 64
+    prompts: Prompts = 64
     """Frozen evaluation prompts used a measurement."""
 
     @model_validator(mode="after")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from configs.schema.base import NonNegative, NonNegativeInt, Positive, PositiveInt, Section
+from configs.schema.base import Minutes, NonNegativeInt, PositiveInt, Seconds, Section, at_most
 
 
 class RuntimeConfig(Section):
@@ -29,11 +29,11 @@ class RuntimeConfig(Section):
     gradients and moments are spread over the ranks, for models that one device cannot hold. The same numbers."""
     retries: NonNegativeInt = 2
     """How often a stage whose process died is started again from its checkpoint."""
-    stage_timeout_minutes: Positive = 24 * 60.0
+    stage_timeout_minutes: Minutes = 24 * 60.0
     """A stage that takes longer is ended and fails."""
-    lease_seconds: Positive = 60.0
+    lease_seconds: Seconds = 60.0
     """A child ends itself when its parent has not renewed the lease for this long."""
-    min_free_disk_gb: NonNegative = 1.0
+    min_free_disk_gb: Annotated[float, Field(ge=0.0), at_most(1_000_000.0, "GB")] = 1.0
     """Free space below which no night starts."""
     keep_checkpoints: PositiveInt = 2
     """Checkpoints kept a stage."""

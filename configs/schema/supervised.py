@@ -7,25 +7,29 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from configs.schema.base import (
+    BatchSize,
     LearningRate,
     NonNegative,
-    NonNegativeInt,
     Positive,
-    PositiveInt,
+    Rank,
+    Rows,
     Section,
     Share,
+    Steps,
+    Tokens,
     UserPath,
+    at_most,
 )
 
 
 class SupervisedConfig(Section):
     """What every supervised loop has: passes, batches, optimiser, schedule, adapter."""
 
-    epochs: Annotated[float, Field(gt=0)] = 1.0
+    epochs: Annotated[float, Field(gt=0.0), at_most(1_000.0, "passes over the data")] = 1.0
     """Passes over the training rows; fractions are allowed."""
-    batch_size: PositiveInt = 64
+    batch_size: BatchSize = 64
     """Rows (pairs or responses) an optimiser step."""
-    max_tokens_per_microbatch: PositiveInt = 8192
+    max_tokens_per_microbatch: Tokens = 8192
     """Token budget of one forward; a microbatch never exceeds it, a single row that does is an error naming the row."""
     learning_rate: LearningRate = 1e-5
     """Peak learning rate of AdamW."""
@@ -37,17 +41,17 @@ class SupervisedConfig(Section):
     """Shape after the warm-up; sized by the real number of optimiser steps."""
     max_grad_norm: Positive = 1.0
     """Gradient norm is clipped to this and logged before clipping."""
-    lora_rank: NonNegativeInt = 0
+    lora_rank: Rank = 0
     """Rank of the LoRA adapter on all linear layers; 0 trains every weight."""
     lora_alpha: Positive = 32.0
     """LoRA scale numerator; the update is multiplied by alpha / rank."""
     lora_target_modules: str | list[str] = "all-linear"
     """PEFT target modules."""
-    checkpoint_every: PositiveInt = 50
+    checkpoint_every: Steps = 50
     """Optimiser steps between two checkpoints."""
-    eval_every: PositiveInt = 50
+    eval_every: Steps = 50
     """Optimiser steps between two looks at the validation rows."""
-    max_validation_rows: PositiveInt = 512
+    max_validation_rows: Rows = 512
     """At most this many validation rows a look."""
 
 
@@ -74,7 +78,7 @@ class RewardConfig(SupervisedConfig):
     """Believed share of flipped labels; the loss is the unbiased noisy-label form."""
     center_coef: NonNegative = 0.01
     """Weight of mean((chosen + rejected)^2), which keeps scores around zero."""
-    ensemble_size: PositiveInt = 1
+    ensemble_size: Annotated[int, Field(ge=1), at_most(64, "heads")] = 1
     """Score heads on one backbone, each trained on its own bootstrap of the pairs."""
     ensemble_aggregate: Literal["mean", "min", "mean_minus_variance", "mean_minus_std"] = "mean"
     """How the heads become one score; all but the mean are pessimistic against over-optimisation."""
@@ -102,7 +106,7 @@ class DistillConfig(SupervisedConfig):
 
     enabled: bool = True
     """false: the teacher itself is the reward model of the night."""
-    lora_rank: NonNegativeInt = 32
+    lora_rank: Rank = 32
     """Rank of the student's adapter; 0 trains every weight of the student."""
     learning_rate: LearningRate = 1e-4
     """Peak learning rate of adapter and head."""
@@ -114,7 +118,7 @@ class DistillConfig(SupervisedConfig):
     """Weight of the squared error of centred scores."""
     label_weight: NonNegative = 0.0
     """Weight of the Bradley-Terry loss on the labels themselves."""
-    policy_pairs: NonNegativeInt = 0
+    policy_pairs: Annotated[int, Field(ge=0), at_most(10_000_000, "prompts")] = 0
     """Training prompts that the reference policy answers twice; the teacher's scores of those are learnt too."""
     continue_from: UserPath | None = None
     """Folder with `adapter_model.safetensors` and score head to continue from; `champion`: the last night's student."""

@@ -177,3 +177,23 @@ def test_a_list_as_a_key_is_refused_in_words(tmp_path: Path) -> None:
     path = tmp_path / "night.yaml"
     path.write_text("? [a, b]\n: 1\n")
     assert "night.yaml" in refusal(path)
+
+
+def test_a_folder_as_config_names_the_files_in_it(tmp_path: Path) -> None:
+    assert "a folder, not a config file" in refusal(tmp_path)
+    written(tmp_path)
+    told = refusal(tmp_path)
+    assert f"e.g. {tmp_path / 'night.yaml'}" in told
+
+
+def test_a_file_in_another_encoding_is_named_with_the_place(tmp_path: Path) -> None:
+    path = tmp_path / "night.yaml"
+    path.write_bytes("data:\n  source: préférences\n".encode("latin-1"))
+    told = refusal(path)
+    assert "not UTF-8: byte 0xe9 in line 2" in told
+    assert "what to do: save the file as UTF-8" in told
+
+
+def test_a_problem_in_a_list_names_the_entry(tmp_path: Path) -> None:
+    told = refusal(written(tmp_path), "gates.rules=[{metric: reward, min: 0}, {metric: kl_ref, max: big}]")
+    assert "gates.rules[1].max: " in told

@@ -34,7 +34,7 @@ def nightjar(*arguments: str, **environment: str) -> subprocess.CompletedProcess
 
 def night_yaml(folder: Path, **changes) -> Path:
     write_tiny_model(folder / "model")
-    (folder / "pairs.jsonl").write_text('{"prompt": "p", "chosen": "a", "rejected": "b"}\n')
+    (folder / "pairs.jsonl").write_text('{"prompt": "p", "chosen": "a", "rejected": "b"}\n' * 20)
     content = {
         "data": {"source": str(folder / "pairs.jsonl")},
         "models": {"base": str(folder / "model"), "max_prompt_length": 64, "max_response_length": 64},
@@ -59,6 +59,8 @@ def test_validate_says_what_is_right(tmp_path: Path) -> None:
     done = nightjar("validate", str(night_yaml(tmp_path)))
     assert done.returncode == 0, done.stderr
     assert "is valid" in done.stdout
+    assert "data: 1 file(s)" in done.stdout
+    assert "format `pairs`, columns prompt, chosen, rejected; 20 rows read (all of them), all sound" in done.stdout
     assert not (tmp_path / "home").exists(), "validating writes nothing"
 
 
@@ -75,7 +77,11 @@ def test_validate_names_the_wrong_key_without_a_traceback(tmp_path: Path) -> Non
         (lambda f: (f / "model/tokenizer.json").unlink(), "no tokenizer"),
         (lambda f: (f / "model/model.safetensors").rename(f / "model/pytorch_model.bin"), "never unpickles"),
         (lambda f: (f / "model/config.json").unlink(), "config.json"),
+        (lambda f: (f / "model/model.safetensors").write_bytes(b""), "model.safetensors: empty (0 bytes)"),
+        (lambda f: (f / "model/tokenizer.json").write_text("{}"), "holds no tokenizer"),
         (lambda f: (f / "pairs.jsonl").unlink(), "no such file or folder"),
+        (lambda f: (f / "pairs.jsonl").write_text(""), "no rows in 1 file(s)"),
+        (lambda f: (f / "pairs.jsonl").write_text('{"a": 1}\n' * 20), "none of the known shapes fits the columns"),
     ],
 )
 def test_validate_finds_what_the_config_names_and_is_not_there(tmp_path: Path, breaking, words: str) -> None:
@@ -85,6 +91,43 @@ def test_validate_finds_what_the_config_names_and_is_not_there(tmp_path: Path, b
     assert done.returncode == 2
     assert words in done.stderr
     assert "what to do" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("gates.rules=[{metric: rewrad, min: 0}]", "gates.rules[0].metric: 'rewrad' is no metric"),
+        ("models.student_layers=9", "models.student_layers is 9, and models.base"),
+        ("models.max_response_length=900", "= 964 tokens, and models.base"),
+    ],
+)
+def test_validate_and_run_refuse_the_same(tmp_path: Path, override: str, words: str) -> None:
+    """What only a stage would have found out, after minutes or hours of others."""
+    path = night_yaml(tmp_path)
+    for command in (["validate"], ["run", "--plain"]):
+        done = nightjar(*command, str(path), override, MLFLOW_TRACKING_URI="http://127.0.0.1:9")
+        assert done.returncode == 2, done.stderr
+        assert words in done.stderr
+        assert "Traceback" not in done.stderr
+    assert not list((tmp_path / "home").glob("runs/*")), "no night has begun"
+
+
+def test_validate_loads_no_torch_however_much_it_looks_at(tmp_path: Path) -> None:
+    """The whole command on a whole night, with torch blocked; what it has imported is what its two seconds go into."""
+    path = night_yaml(tmp_path)
+    heavy = ("torch", "transformers", "peft", "mlflow", "prefect", "great_expectations", "pandas", "scipy")
+    blocked = "; ".join(f"sys.modules[{name!r}] = None" for name in heavy)
+    code = f"import sys; {blocked}; from flows.cli import main; sys.argv[1:] = ['validate', {str(path)!r}]; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "20 rows read" in done.stdout
+
+
+@pytest.mark.parametrize("count", ["0", "-3"])
+def test_status_of_no_nights_is_refused(tmp_path: Path, count: str) -> None:
+    done = nightjar("status", "--home", str(tmp_path), "--nights", count)
+    assert done.returncode == 2
+    assert "--nights" in done.stderr
 
 
 def test_run_refuses_before_any_compute(tmp_path: Path) -> None:

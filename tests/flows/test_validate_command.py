@@ -16,7 +16,7 @@ from tasks.preflight import PreflightError
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
     write_tiny_model(tmp_path / "model")
-    (tmp_path / "pairs.jsonl").write_text('{"prompt": "p", "chosen": "a", "rejected": "b"}\n')
+    (tmp_path / "pairs.jsonl").write_text('{"prompt": "p", "chosen": "a", "rejected": "b"}\n' * 20)
     content = {
         "data": {"source": "~/pairs.jsonl"},
         "models": {"base": "~/model", "max_prompt_length": 64, "max_response_length": 64},

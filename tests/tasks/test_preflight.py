@@ -9,7 +9,9 @@ import pytest
 
 from configs.schema import NightConfig
 from tasks import preflight
-from tasks.preflight import PreflightError, check_before, check_home, check_models, check_reward_function
+from tasks.model_checks import check_models
+from tasks.preflight import PreflightError, check_before, check_home, check_reward_function
+from tests.model_files import write_adapter
 from training.errors import ConfigError, DataError, ModelFolderError
 
 BASE = {
@@ -33,7 +35,7 @@ def test_a_sound_config_passes(tmp_path: Path) -> None:
 
 
 def test_every_problem_is_told_with_its_way_out(tmp_path: Path) -> None:
-    config = config_of(models=models(base=str(tmp_path / "nowhere")), runtime={"min_free_disk_gb": 1e9})
+    config = config_of(models=models(base=str(tmp_path / "nowhere")), runtime={"min_free_disk_gb": 1e6})
 
     def no_source() -> None:
         raise DataError("data.source x: no such file", "write another path")
@@ -47,7 +49,7 @@ def test_every_problem_is_told_with_its_way_out(tmp_path: Path) -> None:
 
 def test_one_problem_is_told_plainly(tmp_path: Path) -> None:
     with pytest.raises(PreflightError, match=r"(?s)min_free_disk_gb.*nothing was computed"):
-        check_before(config_of(runtime={"min_free_disk_gb": 1e9}), tmp_path / "home")
+        check_before(config_of(runtime={"min_free_disk_gb": 1e6}), tmp_path / "home")
 
 
 def test_teacher_and_student_are_checked_only_where_they_are_used(tmp_path: Path) -> None:
@@ -62,7 +64,7 @@ def test_teacher_and_student_are_checked_only_where_they_are_used(tmp_path: Path
 def test_adapter_to_continue_from_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(ModelFolderError, match=r"adapter_model\.safetensors"):
         check_models(config_of(distill={"continue_from": str(tmp_path)}))
-    (tmp_path / "adapter_model.safetensors").touch()
+    write_adapter(tmp_path)
     check_models(config_of(distill={"continue_from": str(tmp_path)}))
     check_models(config_of(distill={"continue_from": "champion"}))
 

@@ -137,7 +137,7 @@ def test_a_baseline_that_is_never_taken_is_a_configuration_error():
 
 
 def test_the_rules_that_users_come_with_are_all_measured():
-    from training.ppo.loop import BASELINE_METRICS, STEP_METRICS
+    from configs.schema.metric_names import BASELINE_METRICS, STEP_METRICS
 
     GuardMonitor(GuardsConfig().rules, STEP_METRICS, BASELINE_METRICS)
 

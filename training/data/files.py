@@ -7,7 +7,8 @@ import io
 import json
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import IO, Any
+from itertools import islice
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -18,17 +19,21 @@ from training.errors import DataError
 
 Read = tuple[int, Mapping[str, Any] | None, Problem | None]
 BATCH_ROWS = 1024
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-def read_parquet(filesystem: pafs.FileSystem, path: str, name: str) -> Iterator[Read]:
-    """Rows of a parquet file. Raises DataError naming the file and the row reached."""
-    row = 0
+def read_parquet(filesystem: pafs.FileSystem, path: str, name: str, only: int | None = None) -> Iterator[Read]:
+    """Rows of a parquet file; `only` the first ones, without loading more. Raises DataError naming file and row."""
+    row, batch_rows = 0, BATCH_ROWS if only is None else min(only, BATCH_ROWS)
     try:
         with filesystem.open_input_file(path) as stream:
-            for batch in pq.ParquetFile(stream).iter_batches(batch_size=BATCH_ROWS):
+            parquet = pq.ParquetFile(stream, pre_buffer=only is None)
+            for batch in parquet.iter_batches(batch_size=batch_rows):
                 for values, problem in _records(batch):
                     row += 1
                     yield row, values, problem
+                    if row == only:
+                        return
     except (pa.ArrowException, OSError) as error:
         raise DataError(
             f"{name}: not readable as parquet after row {row}: {_first_line(error)}",
@@ -51,15 +56,15 @@ def _records(batch: pa.RecordBatch) -> Iterator[tuple[Mapping[str, Any] | None, 
                 yield None, Problem(Reason.WRONG_TYPE, "a date or number that Python cannot hold")
 
 
-def read_jsonl(filesystem: pafs.FileSystem, path: str, name: str) -> Iterator[Read]:
-    """Lines of a JSONL file, gzipped or not. A bad line is a problem, a broken file a DataError naming the row."""
+def read_jsonl(filesystem: pafs.FileSystem, path: str, name: str, only: int | None = None) -> Iterator[Read]:
+    """Lines of a JSONL file, gzipped or not; `only` the first ones. A bad line is a problem, a broken file a DataError
+    naming the row."""
     row = 0
     try:
         with filesystem.open_input_file(path) as stream, _plain(stream, path) as lines:
-            for row, line in enumerate(lines, start=1):
-                line = line.removeprefix(b"\xef\xbb\xbf") if row == 1 else line
-                if row == 1 and line.lstrip()[:1] == b"[":
-                    raise DataError(f"{name}: a JSON array", "write JSON lines instead: one object a line")
+            _refuse_array(lines, name)
+            for row, line in enumerate(islice(lines, only), start=1):
+                line = line.removeprefix(_BYTE_ORDER_MARK) if row == 1 else line
                 if line.strip():
                     yield row, *_parse(line)
     except (OSError, EOFError, zlib.error) as error:
@@ -69,7 +74,13 @@ def read_jsonl(filesystem: pafs.FileSystem, path: str, name: str) -> Iterator[Re
         ) from None
 
 
-def _plain(stream: pa.NativeFile, path: str) -> IO[bytes]:
+def _refuse_array(lines: gzip.GzipFile | io.BufferedReader, name: str) -> None:
+    """Before any line is read: an array is one line, as long as the whole file."""
+    if lines.peek(64).removeprefix(_BYTE_ORDER_MARK).lstrip()[:1] == b"[":
+        raise DataError(f"{name}: a JSON array", "write JSON lines instead: one object a line")
+
+
+def _plain(stream: pa.NativeFile, path: str) -> gzip.GzipFile | io.BufferedReader:
     """The file's bytes, unzipped where its name says so, buffered for reading by lines."""
     return gzip.open(stream, "rb") if path.lower().endswith(".gz") else io.BufferedReader(stream)
 

@@ -105,9 +105,14 @@ def read_rows(source: Source) -> Iterator[RawRow]:
     the file and the row reached.
     """
     for file in source.files:
-        read = read_parquet if file.path.lower().endswith(PARQUET) else read_jsonl
-        for row, values, problem in read(source.filesystem, file.path, file.name):
-            yield RawRow(file.name, row, file.partition, values, problem)
+        yield from read_file(source, file)
+
+
+def read_file(source: Source, file: SourceFile, only: int | None = None) -> Iterator[RawRow]:
+    """The records of one file, or `only` the first ones, without reading much more than those."""
+    read = read_parquet if file.path.lower().endswith(PARQUET) else read_jsonl
+    for row, values, problem in read(source.filesystem, file.path, file.name, only):
+        yield RawRow(file.name, row, file.partition, values, problem)
 
 
 def source_digest(uri: str) -> str:

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from configs.schema.metric_names import LENGTH_SLICES
 from training.errors import GateError
-
-LENGTH_NAMES = ("short", "medium", "long")
 
 
 def slice_members(**dimensions: Sequence[str]) -> dict[str, NDArray[np.bool_]]:
@@ -36,4 +35,4 @@ def length_buckets(lengths: Sequence[int]) -> list[str]:
     if len(lengths) == 0:
         return []
     edges = np.quantile(np.asarray(lengths, dtype=np.float64), [1 / 3, 2 / 3])
-    return [LENGTH_NAMES[int(np.searchsorted(edges, length, side="left"))] for length in lengths]
+    return [LENGTH_SLICES[int(np.searchsorted(edges, length, side="left"))] for length in lengths]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from configs.schema.guards import GuardsConfig
+from configs.schema.metric_names import BASELINE_METRICS, STEP_METRICS
 from configs.schema.models import ModelsConfig
 from configs.schema.ppo import PPOConfig, ReplayConfig, RolloutConfig
 from configs.schema.supervised import RewardConfig
@@ -21,7 +22,7 @@ from training.models.sampling import SamplingSettings
 from training.objectives import AdaptiveKLController, FixedKLController
 from training.ppo.actors import Actors, build_actors, build_engines, save_policy
 from training.ppo.experience import Experience, ExperiencePool
-from training.ppo.loop import BASELINE_METRICS, STEP_METRICS, Parts, PPOLoop
+from training.ppo.loop import Parts, PPOLoop
 from training.ppo.probe import Prober
 from training.ppo.rollout import RolloutWorker
 from training.ppo.rounds import RoundMaker

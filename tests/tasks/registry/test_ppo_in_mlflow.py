@@ -55,7 +55,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StageResult
 
 
 def test_every_metric_of_every_step_arrives(site: Site, trained: tuple[Path, StageResult]) -> None:
-    from training.ppo.loop import STEP_METRICS
+    from configs.schema.metric_names import STEP_METRICS
 
     directory, result = trained
     config = NightConfig.model_validate(

@@ -13,7 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from configs.schema import NightConfig
 from configs.schema.base import Section
+from configs.schema.metric_names import REPORT_METRICS, SLICE_DIMENSIONS, report_names, watch_names
 from configs.schema.supervised import RewardConfig
 from tests.training.stages import EVALUATION, MODELS, run_here, write_stage
 from training.base import build_quickstart_model
@@ -31,11 +33,7 @@ from training.sft import negative_log_likelihood
 CPU = torch.device("cpu")
 Evaluate = Callable[..., tuple[EvaluationReport, list[dict[str, Any]]]]
 GOLD = RewardConfig(kind="function", function="quickstart")
-ALWAYS = {
-    "reward", "teacher_reward", "gold_reward", "win_rate_reference", "kl_ref", "kl_ref_sequence", "response_length",
-    "eos_rate", "distinct_2", "repetition_share", "train_validation_gap", "length_ratio", "perplexity",
-    "reward_model_accuracy",
-}  # fmt: skip
+ALWAYS = {metric.name for metric in REPORT_METRICS} - {"win_rate"}
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +85,35 @@ def test_every_metric_is_there_and_finite(evaluate: Evaluate, moved_folder: Path
                     assert all(i.low <= i.high and math.isfinite(i.low + i.high) for i in estimate.intervals)
     assert report.prompt_count == len(answers) == 16
     assert report.champion.sha256 == report.reference.sha256
-    assert {s.name.split("=")[0] for m in report.metrics for s in m.slices} == {"source", "category", "length"}
+    assert {s.name.split("=")[0] for m in report.metrics for s in m.slices} == set(SLICE_DIMENSIONS)
+
+
+def night_config(**sections: Section) -> NightConfig:
+    """A night whose evaluation is the tiny one's, for asking which metrics its rules may name."""
+    content = {"data": {"quickstart": {}}, "models": MODELS, "gates": {"rules": [{"metric": "reward", "min": 0.0}]}}
+    return NightConfig.model_validate(content | {"evaluation": EVALUATION} | sections)
+
+
+def test_what_rules_may_name_is_what_is_reported(evaluate: Evaluate, moved_folder: Path, reference_folder: Path):
+    """No name too many, no name too few; nor is a comparison or a slice promised that is not there."""
+    report, _ = evaluate(moved_folder, reference_folder)
+    assert {m.name for m in report.metrics} == set(report_names(night_config()))
+    listed = {metric.name: metric for metric in REPORT_METRICS}
+    for metric in report.metrics:
+        for model in (metric.overall.champion, metric.overall.reference):
+            assert (model is not None) == listed[metric.name].compared, metric.name
+        assert bool(metric.slices) == listed[metric.name].sliced, metric.name
+    no_model, _ = evaluate(moved_folder, reference_folder, drop=("student", "teacher"), reward=GOLD)
+    assert {m.name for m in no_model.metrics} == set(report_names(night_config(reward=GOLD)))
+    plain = EVALUATION.model_copy(update={"gold_function": None})
+    no_truth, _ = evaluate(moved_folder, reference_folder, evaluation=plain)
+    assert {m.name for m in no_truth.metrics} == set(report_names(night_config(evaluation=plain)))
+
+
+def test_what_a_watch_may_limit_is_what_it_measures(evaluate: Evaluate, moved_folder: Path):
+    """With the inputs that tasks/measure.py gives: the champion as challenger, its reference, its student."""
+    report, _ = evaluate(moved_folder, drop=("teacher",))
+    assert {m.name for m in report.metrics} == set(watch_names(night_config()))
 
 
 def test_a_champion_that_is_the_challenger_differs_by_nothing(evaluate: Evaluate, moved_folder: Path, tmp_path: Path):

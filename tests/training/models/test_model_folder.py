@@ -9,17 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.model_files import WEIGHTS, write_model_folder
 from training.errors import ModelFolderError
 from training.models.folder import check_model_folder, has_chat_template
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 3, "hidden_size": 8}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    (tmp_path / "tokenizer.json").write_text("{}")
-    return tmp_path
+    return write_model_folder(tmp_path)
 
 
 def test_a_whole_folder_says_what_it_is(folder: Path):
@@ -32,7 +29,7 @@ def test_a_whole_folder_says_what_it_is(folder: Path):
 def test_shards_that_are_all_there_will_do(folder: Path):
     (folder / "model.safetensors").rename(folder / "part-1.safetensors")
     index = folder / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {"a": "part-1.safetensors"}}))
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(WEIGHTS, "part-1.safetensors")}))
     check_model_folder(folder)
 
 

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from configs.schema.metric_names import BASELINE_METRICS, STEP_METRICS
 from configs.schema.ppo import KLControlConfig
 from tests.training.ppo.conftest import BuildLoop, loop_of
 from tests.training.stages import GUARDS, PPO, REPLAY, ROLLOUT
 from training.contract import METRICS
 from training.errors import StageError
-from training.ppo.loop import BASELINE_METRICS, STEP_METRICS, PPOLoop
+from training.ppo.loop import PPOLoop
 from training.ppo.probe import selection_score
 from training.recorder import read_lines
 

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from configs.schema.metric_names import BASELINE_METRICS
 from tests.training.ppo.conftest import BuildLoop
 from tests.training.stages import PPO
 from training.models.layout import Group, build_layout
 from training.models.network import Network
-from training.ppo.loop import BASELINE_METRICS, PPOLoop
+from training.ppo.loop import PPOLoop
 from training.ppo.probe import Probe, exact_kl, perplexity, selection_score, sequence_kl, token_kl
 from training.sft import response_nll
 
