@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from configs.errors import ConfigError, NightjarError
@@ -57,11 +58,11 @@ def _problems(config: NightConfig) -> Iterator[NightjarError]:
             found[key] = _network(config, key, place)
         except ModelFolderError as error:
             yield error
-    checks: list[Callable[[], None]] = [lambda n=network: _check_lengths(config, n) for network in found.values()]
+    checks: list[Callable[[], None]] = [partial(_check_lengths, config, network) for network in found.values()]
     for network, section, kept in _readers(config, found):
-        checks += [lambda n=network, k=kept: _check_layers(config, n, k)] if kept else []
-        checks += [lambda n=network, s=section: _check_targets(config, n, s)]
-    checks.append(lambda: _check_adapter(config))
+        checks += [partial(_check_layers, config, network, kept)] if kept else []
+        checks += [partial(_check_targets, config, network, section)]
+    checks.append(partial(_check_adapter, config))
     for check in checks:
         try:
             check()
@@ -99,7 +100,7 @@ def _network(config: NightConfig, key: str, place: str) -> Network:
 
 def _readers(config: NightConfig, found: dict[str, Network]) -> Iterator[tuple[Network, str, str | None]]:
     """Who reads which network: the network, the section with the adapter, and the key that cuts its layers."""
-    readers = [("models.base", "sft", None)] if config.sft.run != "never" else []
+    readers: list[tuple[str, str, str | None]] = [("models.base", "sft", None)] if config.sft.run != "never" else []
     if _has_teacher(config):
         readers.append(("models.teacher" if config.models.teacher else "models.base", "reward", "teacher_layers"))
     if _has_student(config):

@@ -41,7 +41,7 @@ class GuardMonitor:
                     f"guards.rules: {rule.label!r} watches {rule.metric!r}, which this stage does not measure",
                     f"write one of {', '.join(sorted(known_metrics))}",
                 )
-            if rule.relative_to == "baseline" and rule.metric not in baseline_metrics:
+            if rule.needs_baseline and rule.metric not in baseline_metrics:
                 raise ConfigError(
                     f"guards.rules: {rule.label!r} is relative to the baseline, but {rule.metric!r} has no baseline",
                     f"use relative_to: running_median, or watch one of {', '.join(sorted(baseline_metrics))}",
@@ -100,9 +100,11 @@ class GuardMonitor:
             known = len(history) >= max(2, rule.window // 2)
             return (rule.threshold * statistics.median(history) if known else math.nan), value
         seen = statistics.fmean([*list(history)[-(rule.window - 1) :], value]) if rule.window > 1 else value
+        baseline = self.baseline.get(rule.metric, math.nan)
+        if rule.relative_to == "above_baseline":
+            return baseline + rule.threshold, seen
         if rule.relative_to == "baseline":
             # A multiple of nothing, or of a negative number, is no limit: such a baseline counts as none.
-            baseline = self.baseline.get(rule.metric, math.nan)
             return (rule.threshold * baseline if baseline > 0 else math.nan), seen
         return rule.threshold, seen
 

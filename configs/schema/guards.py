@@ -32,9 +32,10 @@ class GuardRule(Section):
     op: Literal[">", ">=", "<", "<=", "nonfinite"] = ">"
     """Comparison that fires; nonfinite fires on NaN and infinities and needs no threshold."""
     threshold: float | None = None
-    """The limit; with `relative_to` a multiple of that reference."""
-    relative_to: Literal["baseline", "running_median"] | None = None
-    """baseline: the metric before the first step; running_median: of the last `window` values."""
+    """The limit; with `relative_to` a multiple of that reference (above_baseline: what is added to it)."""
+    relative_to: Literal["baseline", "above_baseline", "running_median"] | None = None
+    """baseline: a multiple of the metric before the first step; above_baseline: that metric plus the threshold, which
+    is a limit where it begins at 0 too; running_median: a multiple of the median of the last `window` values."""
     window: Steps = 1
     """Values averaged before comparing (or in the running median)."""
     patience: Steps = 1
@@ -57,12 +58,15 @@ class GuardRule(Section):
     @property
     def needs_baseline(self) -> bool:
         """Whether it is held against what the metric was before the first step."""
-        return self.relative_to == "baseline"
+        return self.relative_to in ("baseline", "above_baseline")
 
     @property
     def label(self) -> str:
         """The rule's name in reports."""
-        return self.name or f"{self.metric} {self.op} {self.threshold if self.threshold is not None else ''}".strip()
+        limit = "" if self.threshold is None else str(self.threshold)
+        if self.relative_to == "above_baseline":
+            limit = f"baseline + {limit}"
+        return self.name or f"{self.metric} {self.op} {limit}".strip()
 
 
 def default_rules() -> list[GuardRule]:
@@ -74,9 +78,19 @@ def default_rules() -> list[GuardRule]:
         GuardRule(metric="loss", op="nonfinite", action="rollback", then=halve),
         GuardRule(metric="grad_norm", op="nonfinite", action="rollback", then=halve),
         GuardRule(metric="critic_grad_norm", op="nonfinite", action="rollback", then=halve),
-        # A sound score lies beyond five standard deviations next to never. Fresh answers may be a third of a round or
-        # less, so that a limit of a half would let a round pass in which every one of them is damaged.
-        GuardRule(metric="reward_clip_frac", op=">", threshold=0.1, action="rollback", then=halve),
+        # A score of a sound judge lies beyond five standard deviations next to never, so a round in which many do is
+        # damaged. A judge without a scale (all held-out scores alike, a toy, a function in percent) clips the answers
+        # of the policy that comes in as well: that is no fault of this night's updates, and taking them back mends
+        # nothing. So what was clipped before the first step is where the limit begins, and the rest is only told.
+        GuardRule(metric="reward_clip_frac", op=">", threshold=0.1, action="warn"),
+        GuardRule(
+            metric="reward_clip_frac",
+            op=">",
+            threshold=0.1,
+            relative_to="above_baseline",
+            action="rollback",
+            then=halve,
+        ),
         GuardRule(metric="kl_ref", op=">", threshold=0.2, action="warn"),
         GuardRule(metric="kl_ref", op=">", threshold=0.3, action="rollback", then=tenth),
         GuardRule(metric="advantage_variance", op="<", threshold=0.1, action="warn"),

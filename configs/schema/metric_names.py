@@ -58,7 +58,9 @@ STEP_METRICS = (
     "response_length", "response_length/mean", "response_length/max", "eos_rate", "perplexity",
 )  # fmt: skip
 """What PPO records at some step: what guards may watch."""
-BASELINE_METRICS = ("kl_ref", "kl_ref_sequence", "heldout_reward", "response_length", "eos_rate", "perplexity")
+BASELINE_METRICS = (
+    "kl_ref", "kl_ref_sequence", "heldout_reward", "response_length", "eos_rate", "reward_clip_frac", "perplexity",
+)  # fmt: skip
 """What PPO measures before its first step as well."""
 
 

@@ -10,6 +10,7 @@ import pytest
 from configs.schema import NightConfig
 from tasks import preflight
 from tasks.model_checks import check_models
+from tasks.night_source import check_source
 from tasks.preflight import PreflightError, check_before, check_home, check_reward_function
 from tests.model_files import write_adapter
 from training.errors import ConfigError, DataError, ModelFolderError
@@ -45,6 +46,19 @@ def test_every_problem_is_told_with_its_way_out(tmp_path: Path) -> None:
     told = str(caught.value)
     assert told.startswith("3 problems")
     assert all(word in told for word in ("models.base", "min_free_disk_gb", "data.source x", "write another path"))
+
+
+def test_what_a_config_asks_of_a_model_in_vain_begins_no_night(tmp_path: Path) -> None:
+    with pytest.raises(PreflightError, match=r"(?s)student_layers is 9, and models.base.*nothing was computed"):
+        check_before(config_of(models=models(student_layers=9)), tmp_path / "home")
+
+
+def test_a_source_that_no_night_could_use_begins_none(tmp_path: Path) -> None:
+    """With nothing but the check that every night runs."""
+    (tmp_path / "rows.jsonl").write_text('{"question": "q"}\n' * 20)
+    config = config_of(data={"source": str(tmp_path / "rows.jsonl")}, models=models(base=str(tmp_path)))
+    with pytest.raises(DataError, match="none of the known shapes fits the columns found: question"):
+        check_source(config)
 
 
 def test_one_problem_is_told_plainly(tmp_path: Path) -> None:

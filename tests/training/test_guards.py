@@ -65,6 +65,20 @@ def test_relative_to_the_baseline():
     assert found.fired[0]["sentence"].startswith("kl_ref = 12.1 is > 12")
 
 
+@pytest.mark.parametrize("begins", [0.0, 0.25])
+def test_above_the_baseline(begins: float):
+    """The threshold is added: a metric that begins at 0 has a limit too, which a multiple would not give."""
+    found = monitor({"op": ">", "threshold": 0.125, "relative_to": "above_baseline"}, baseline={"kl_ref": begins})
+    assert firings(found, [begins, begins + 0.125, begins + 0.126, 1.0]) == [2, 3]
+    assert found.rules[0].label == "kl_ref > baseline + 0.125"
+    assert "(rule 'kl_ref > baseline + 0.125')" in found.fired[0]["sentence"]
+
+
+def test_above_a_baseline_that_is_not_measured_is_refused():
+    with pytest.raises(ConfigError, match="'loss' has no baseline"):
+        monitor({"metric": "loss", "threshold": 0.1, "relative_to": "above_baseline"})
+
+
 def test_relative_to_the_running_median():
     """Twice the median of the last four; nothing to compare with before two are known."""
     found = monitor({"op": ">", "threshold": 2.0, "relative_to": "running_median", "window": 4})

@@ -24,10 +24,11 @@ from training.context import StageContext
 from training.errors import StageError
 from training.guards import GuardMonitor
 from training.models.layout import Group
-from training.ppo.probe import Prober, perplexity, selection_score
+from training.ppo.probe import Probe, Prober, perplexity, selection_score
 from training.ppo.reactions import GuardReactions, RolledBack
 from training.ppo.rollout import RolloutWorker
 from training.ppo.rounds import RATIO_TOLERANCE, RoundMaker, minibatch_rows
+from training.ppo.shaping import clipped_share
 from training.ppo.state import AveragedPolicy, PPOState, update_ema
 from training.ppo.update import Updater, UpdateSettings
 from training.seeding import torch_generator
@@ -103,6 +104,7 @@ class PPOLoop:
         choice = self.parts.maker.choose(cursor.round, fresh)
         order = self._epoch_order(cursor.round, 0, len(choice.indices))
         self.state.batch, self.round_metrics = self.parts.maker.make(choice, order, self.state.kl.kl_coef)
+        self.round_metrics["reward_clip_frac"] = self.parts.maker.clipped_share(fresh)
         self.context.recorder.event("round", round=cursor.round, answers=len(choice.indices), **self.round_metrics)
 
     def _plan(self, round_index: int, answers: int) -> list[list[int]]:
@@ -190,13 +192,20 @@ class PPOLoop:
         self._tell_refused()
         self.state.sampler.add(self.state.pool.num_stored)
         probe = self.parts.prober.measure(self._probe_size())
-        metrics = probe.metrics()
+        metrics = probe.metrics() | {"reward_clip_frac": self._clipped_before(probe)}
         if self.parts.held_out:
             metrics["perplexity"] = self._perplexity()
         self.parts.guards.set_baseline(metrics)
         self.context.recorder.record(0, metrics)
         self._keep_if_best(selection_score(probe, self.ppo), metrics)
         self._save_good()
+
+    def _clipped_before(self, probe: Probe) -> float:
+        """What the clip takes of answers like those of the rounds, while the policy is still the one that came in."""
+        maker = self.parts.maker
+        if self.parts.rollouts is None:
+            return maker.clipped_share(np.zeros(0, dtype=np.int64))
+        return clipped_share(probe.scores, self.ppo, maker.scale)
 
     def _probe_size(self) -> int:
         return self.ppo.selection_prompts if self.ppo.select_best else self.guards.kl_probe_prompts

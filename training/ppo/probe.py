@@ -28,6 +28,7 @@ class Probe:
 
     `kl_ref`: KL(policy || reference), nats a token, summed over the whole vocabulary at the policy's own samples;
     `kl_ref_sequence`: the same summed over each answer, mean over answers. `heldout_reward` is in normalised units.
+    `scores`: those of the single answers, in the reward's own units.
     """
 
     kl_ref: float
@@ -35,10 +36,11 @@ class Probe:
     heldout_reward: float
     response_length: float
     eos_rate: float
+    scores: tuple[float, ...] = ()
 
     def metrics(self) -> dict[str, float]:
         """As step metrics."""
-        return dict(vars(self))
+        return {name: value for name, value in vars(self).items() if name != "scores"}
 
 
 class Prober:
@@ -70,6 +72,7 @@ class Prober:
             heldout_reward=(float(scores.mean()) - self.scorer.mean) / max(self.scorer.std, 1e-6),
             response_length=sum(len(s.token_ids) for s in samples) / len(samples),
             eos_rate=sum(s.finished for s in samples) / len(samples),
+            scores=tuple(scores.tolist()),
         )
 
 

@@ -79,6 +79,12 @@ class RoundMaker:
         picked = torch.multinomial(torch.from_numpy(weights).double(), wanted, replacement=True, generator=draws)
         return picked.tolist(), torch.ones(wanted)
 
+    def clipped_share(self, fresh: np.ndarray) -> float:
+        """Share of clipped scores among this round's fresh answers, before any filter, as it was measured before the
+        first step; a filter that prefers extremes would raise it. Without fresh ones: among the stored."""
+        scores = self.pool.scores()
+        return clipped_share(scores[fresh] if len(fresh) else scores, self.ppo, self.scale)
+
     def make(self, choice: Choice, order: list[int], kl_coef: float) -> tuple[RoundBatch, dict[str, float]]:
         """The round's tensors and metrics. `order` is the first epoch's, so that the old log-probs come from exactly
         the microbatches that will be trained on first."""
@@ -98,7 +104,6 @@ class RoundMaker:
         metrics = {
             "reward_mean": float(shaped.mean()),
             "reward_raw_mean": float(np.mean([e.score for e in experiences])),
-            "reward_clip_frac": clipped_share(experiences, self.ppo, self.scale),
             "advantage_variance": found.variance,
             "reward_kl": found.reward_kl,
             "kl_behavior": float(masked_mean(behavior - old_log_probs, mask)),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from configs.schema.ppo import PPOConfig
 from training.objectives import gae, kl_penalty, masked_mean, masked_var, masked_whiten, token_level_rewards
@@ -34,11 +35,11 @@ def shape_scores(experiences: Sequence[Experience], ppo: PPOConfig, scale: Rewar
     return scores - ppo.missing_eos_penalty * unfinished - overlong(lengths, ppo, scale.max_response_length)
 
 
-def clipped_share(experiences: Sequence[Experience], ppo: PPOConfig, scale: RewardScale) -> float:
-    """Share of the answers whose score lies beyond the clip: near 0, unless scores are damaged or say nothing more."""
-    if ppo.reward_clip is None:
+def clipped_share(raw_scores: ArrayLike, ppo: PPOConfig, scale: RewardScale) -> float:
+    """Share of the scores that lie beyond the clip: near 0, unless they are damaged or say nothing more."""
+    scores = np.asarray(raw_scores, dtype=np.float64)
+    if ppo.reward_clip is None or not scores.size:
         return 0.0
-    scores = np.asarray([e.score for e in experiences], dtype=np.float64)
     if ppo.normalize_reward:
         scores = (scores - scale.mean) / max(scale.std, 1e-6)
     return float((np.abs(scores) > ppo.reward_clip).mean())

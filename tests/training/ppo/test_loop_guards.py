@@ -14,20 +14,20 @@ from tests.training.ppo.conftest import BuildLoop
 from tests.training.ppo.test_loop import events, lines, steps
 from tests.training.ppo.watching import HALVE, LIMIT, LONG, assert_sound, fired, guarded, watched
 from tests.training.snapshots import changed_rows
-from tests.training.stages import PPO, REPLAY, run_here, write_stage
+from tests.training.stages import PPO, REPLAY, ROLLOUT, run_here, write_stage
 from training.errors import ConfigError
 from training.models.sampling import Sample, sample_responses
 from training.ppo.loop import PPOLoop
 
 
-def poison_round(loop: PPOLoop, bad: int, factor: float = 1e6) -> None:
-    """Fresh answers of one round come with rewards times `factor`."""
+def poison_round(loop: PPOLoop, bad: int, factor: float = 1e6, every: int = 1) -> None:
+    """Fresh answers of one round (or each `every`-th of them) come with rewards times `factor`."""
     collect = loop.parts.rollouts.collect
 
     def collected(round_index: int) -> Any:
         answers = collect(round_index)
         if round_index == bad:
-            for answer in answers:
+            for answer in answers[::every]:
                 # Its size: whether the tiny reward model likes or loathes these answers is chance.
                 object.__setattr__(answer, "score", abs(answer.score) * factor)
         return answers
@@ -51,30 +51,63 @@ def test_poisoned_rewards_are_rolled_back(build_loop: BuildLoop):
     assert_sound(loop)
 
 
-def test_poisoned_rewards_fire_a_rule_that_everybody_has(build_loop: BuildLoop):
-    """Scores beyond the clip, whatever their unit."""
-    rules = [rule for rule in default_rules() if rule.metric == "reward_clip_frac"]
-    loop, watch = watched(build_loop, *rules)
-    object.__setattr__(loop.parts.maker.scale, "std", 100.0)  # the tiny reward model's own spread is next to nothing
-    poison_round(loop, 2)
+CLIPPED = [rule for rule in default_rules() if rule.metric == "reward_clip_frac"]
+ALARM = "reward_clip_frac > baseline + 0.1"
+
+
+def scaled(loop: PPOLoop, std: float) -> PPOLoop:
+    """The judge's spread on held-out answers is `std`."""
+    object.__setattr__(loop.parts.maker.scale, "std", std)
+    return loop
+
+
+@pytest.mark.parametrize("bad", [0, 2])
+def test_poisoned_rewards_fire_a_rule_that_everybody_has(build_loop: BuildLoop, bad: int):
+    """Scores beyond the clip, whatever their unit; from the very first round on."""
+    loop, watch = watched(build_loop, *CLIPPED)
+    scaled(loop, 100.0)  # the tiny reward model's own spread is next to nothing
+    poison_round(loop, bad)
     loop.run()
-    assert [event["round"] for event in events(loop, "rollback")] == [2]
-    assert watch.seen == [8]
+    assert loop.parts.guards.baseline["reward_clip_frac"] == 0.0
+    assert [(event["round"], event["rule"]) for event in events(loop, "rollback")] == [(bad, ALARM)]
+    assert watch.seen == [4 * bad]
     assert_sound(loop)
 
 
 def test_poison_in_a_few_of_a_rounds_answers_fires_it_as_well(build_loop: BuildLoop):
-    """Most of the round comes from the store: three of its sixteen answers are tonight's."""
-    rules = [rule for rule in default_rules() if rule.metric == "reward_clip_frac"]
-    loop, watch = watched(build_loop, *rules, replay=REPLAY.model_copy(update={"stored_share": 0.8}))
-    object.__setattr__(loop.parts.maker.scale, "std", 100.0)
-    poison_round(loop, 2)
+    """Most of the round comes from the store, and one in four of tonight's answers is damaged."""
+    loop, watch = watched(build_loop, *CLIPPED, replay=REPLAY.model_copy(update={"stored_share": 0.8}))
+    scaled(loop, 100.0)
+    poison_round(loop, 2, every=4)
     loop.run()
-    poisoned = [event["reward_clip_frac"] for event in events(loop, "round")]
-    assert poisoned[:2] + poisoned[3:] == [0.0] * 3
-    assert poisoned[2] == 3 / 16
+    assert [event["reward_clip_frac"] for event in events(loop, "round")] == [0.0, 0.0, 0.25, 0.0]
     assert [event["round"] for event in events(loop, "rollback")] == [2]
     assert watch.seen == [8]
+
+
+@pytest.mark.parametrize("fresh", [2, 0])
+def test_a_judge_without_a_scale_is_told_of_and_fails_no_night(build_loop: BuildLoop, fresh: int):
+    """All its held-out scores were alike, so that every other one is beyond the clip: before the first step as well."""
+    loop, watch = watched(build_loop, *CLIPPED, rollout=ROLLOUT.model_copy(update={"n": fresh}))
+    scaled(loop, 1e-6)
+    loop.run()
+    assert loop.parts.guards.baseline["reward_clip_frac"] > 0.9
+    assert not watch.seen
+    assert set(fired(loop)) == {"reward_clip_frac > 0.1"}, "a person hears of it"
+    assert loop.state.cursor.round == loop.ppo.rounds
+
+
+def test_poison_beyond_what_a_poor_judge_clips_anyway(build_loop: BuildLoop):
+    """Some of the incoming policy's answers are clipped already; a round in which all are stands out all the same."""
+    loop, watch = watched(build_loop, *CLIPPED)
+    held_out = np.sort(np.abs(np.asarray(loop.parts.prober.measure(6).scores) - loop.parts.maker.scale.mean))
+    scaled(loop, float(held_out[-3:-1].mean()) / loop.ppo.reward_clip)  # two of six are beyond it
+    poison_round(loop, 2)
+    before = len(watch.seen)
+    loop.run()
+    assert loop.parts.guards.baseline["reward_clip_frac"] == pytest.approx(2 / 6)
+    assert 2 in [event["round"] for event in events(loop, "rollback")]
+    assert len(watch.seen) > before
 
 
 def test_a_learning_rate_a_hundred_times_too_high_is_brought_down(build_loop: BuildLoop):
@@ -203,13 +236,13 @@ def test_a_rule_on_perplexity_without_texts_to_read_is_refused_before_any_step(t
 
 
 def test_clipped_shares_by_hand():
-    from tests.training.ppo.conftest import experience
     from training.ppo.shaping import RewardScale, clipped_share
 
-    answers = [experience(i, score=s) for i, s in enumerate([0.0, 4.9, 5.1, -70.0])]
+    answers = [0.0, 4.9, 5.1, -70.0]
     scale = RewardScale(0.0, 2.0, 9)
     plain = PPO.model_copy(update={"normalize_reward": False, "reward_clip": 5.0})
     assert clipped_share(answers, plain, scale) == 0.5
     assert clipped_share(answers, plain.model_copy(update={"normalize_reward": True}), scale) == 0.25
     assert clipped_share(answers, plain.model_copy(update={"reward_clip": None}), scale) == 0.0
+    assert clipped_share([], plain, scale) == 0.0
     assert np.isfinite(clipped_share(answers, PPO, RewardScale(0.0, 0.0, 9)))

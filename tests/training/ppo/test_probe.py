@@ -100,7 +100,7 @@ def test_probes_differ_by_the_policy_alone(loop: PPOLoop):
     moved = loop.parts.prober.measure(8)
     assert moved.kl_ref > 0
     assert moved != first
-    assert tuple(first.metrics()) == BASELINE_METRICS[:-1]
+    assert tuple(first.metrics()) == BASELINE_METRICS[:-2]
 
 
 def test_a_probe_by_hand(loop: PPOLoop):
@@ -108,6 +108,7 @@ def test_a_probe_by_hand(loop: PPOLoop):
     prober.scorer.scores, scores = (lambda questions: scores(seen.extend(questions) or questions)), prober.scorer.scores
     probe = prober.measure(5)
     assert len(seen) == 5
+    assert probe.scores == tuple(scores(seen).tolist())
     raw = float(scores(seen).mean())
     assert probe.heldout_reward == pytest.approx((raw - prober.scorer.mean) / prober.scorer.std, rel=1e-5)
     lengths = [len(q.response_ids) for q in seen]
