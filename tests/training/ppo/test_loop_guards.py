@@ -99,15 +99,16 @@ def test_a_judge_without_a_scale_is_told_of_and_fails_no_night(build_loop: Build
 
 def test_poison_beyond_what_a_poor_judge_clips_anyway(build_loop: BuildLoop):
     """Some of the incoming policy's answers are clipped already; a round in which all are stands out all the same."""
-    loop, watch = watched(build_loop, *CLIPPED)
-    held_out = np.sort(np.abs(np.asarray(loop.parts.prober.measure(6).scores) - loop.parts.maker.scale.mean))
-    scaled(loop, float(held_out[-3:-1].mean()) / loop.ppo.reward_clip)  # two of six are beyond it
+    patient = [rule.model_copy(update={"max_rollbacks": 9}) for rule in CLIPPED]
+    loop, _ = watched(build_loop, *patient)
+    held_out = np.abs(np.asarray(loop.parts.prober.measure(6).scores) - loop.parts.maker.scale.mean)
+    cut = float(held_out.min() + held_out.max()) / 2
+    scaled(loop, cut / loop.ppo.reward_clip)
     poison_round(loop, 2)
-    before = len(watch.seen)
     loop.run()
-    assert loop.parts.guards.baseline["reward_clip_frac"] == pytest.approx(2 / 6)
+    begins = loop.parts.guards.baseline["reward_clip_frac"]
+    assert 0 < begins == pytest.approx(np.mean(held_out > cut)) < 0.9
     assert 2 in [event["round"] for event in events(loop, "rollback")]
-    assert len(watch.seen) > before
 
 
 def test_a_learning_rate_a_hundred_times_too_high_is_brought_down(build_loop: BuildLoop):
