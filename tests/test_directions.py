@@ -22,7 +22,7 @@ for name in {modules!r}:
 TORCH_FREE = [
     "training.contract", "training.errors", "training.recorder", "training.process",
     "training.data.quickstart", "training.data.ingest", "training.evaluation.gate", "training.evaluation.report",
-    "training.rewards.functions", "training.models.folder", "training.replay.prioritized",
+    "training.rewards.functions", "training.models.folder", "training.replay.prioritized", "training.data.look",
 ]  # fmt: skip
 
 
