@@ -107,7 +107,8 @@ def test_poison_beyond_what_a_poor_judge_clips_anyway(build_loop: BuildLoop):
     poison_round(loop, 2)
     loop.run()
     begins = loop.parts.guards.baseline["reward_clip_frac"]
-    assert 0 < begins == pytest.approx(np.mean(held_out > cut)) < 0.9
+    assert begins == pytest.approx(np.mean(held_out > cut))
+    assert 0 < begins < 0.9
     assert 2 in [event["round"] for event in events(loop, "rollback")]
 
 
