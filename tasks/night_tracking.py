@@ -83,9 +83,12 @@ class NightTracker:
         """Whether MLflow has been silent a short while ago."""
         return time.monotonic() < self._away_until
 
-    def finish(self, status: str) -> None:
-        """End the parent run: FINISHED, FAILED or KILLED. Always tried, since it notes the wish on disk first."""
-        self.attempt("end of the night", lambda: self.run.finish(status), always=True)
+    def finish(self, status: str, ended: float | None = None) -> None:
+        """End the parent run, at `ended` (null: now): FINISHED, FAILED or KILLED.
+
+        Always tried, since it notes the wish on disk first.
+        """
+        self.attempt("end of the night", lambda: self.run.finish(status, ended), always=True)
 
     def _went_away(self) -> None:
         # A database file is never away: somebody has locked it for a moment, and says so within seconds.

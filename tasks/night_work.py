@@ -152,7 +152,7 @@ class NightWork:
 
     def finish(self, status: str) -> None:
         """End the runs in MLflow, and note what MLflow could not be told."""
-        self.tracker.finish(status)
+        self.tracker.finish(status, self.state.ended)
         self.note(owed=tuple(dict.fromkeys(self.tracker.late)))
 
     def base_identity(self) -> str:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from configs.schema.night import NightConfig
 
 STATE = "tracking.json"
+_FIRST_PICTURES = ("reward_and_kl", "gold_against_proxy")
 _DIGEST_CHARACTERS = 32
 log = logging.getLogger(__name__)
 
@@ -178,10 +179,11 @@ class NightRun:
                 self.site.registry.client.log_figure(self.run_id, figure, f"figures/{name}")
 
     def pictures(self) -> dict[str, str]:
-        """Pictures that the run has: what each shows -> its address, relative to MLflow's own pages."""
+        """Pictures that the run has, what decides first: what each shows -> its address, relative to MLflow's pages."""
         with answering(self.site.tracking_uri):
             found = self.site.registry.client.list_artifacts(self.run_id, "figures")
-        names = sorted(Path(item.path).stem for item in found if item.path.endswith(".png"))
+        names = [Path(item.path).stem for item in found if item.path.endswith(".png")]
+        names = [*(name for name in _FIRST_PICTURES if name in names), *sorted(set(names) - set(_FIRST_PICTURES))]
         return {
             name.replace("_", " "): f"get-artifact?path=figures%2F{name}.png&run_uuid={self.run_id}" for name in names
         }
@@ -204,8 +206,11 @@ class NightRun:
         tags = night_tags(self.site, self.night, "register") | {PARENT: self.run_id}
         return RegisterRun(self._state.experiment_id, tags, self._state.stages.get("register"))
 
-    def finish(self, status: str = "FINISHED") -> None:
-        """End the night's run and whatever nested run is still open. The wish is kept, should MLflow be away."""
+    def finish(self, status: str = "FINISHED", ended: float | None = None) -> None:
+        """End the night's run and whatever nested run is still open. The wish is kept, should MLflow be away.
+
+        `ended`: when the night was over, in seconds since 1970; null: now.
+        """
         self._state.ending = status
         self._save()
         client, uri = self.site.registry.client, self.site.tracking_uri
@@ -213,7 +218,7 @@ class NightRun:
         with answering(uri):
             for run in client.search_runs([self._state.experiment_id], condition):
                 client.set_terminated(run.info.run_id, status="KILLED" if status == "FINISHED" else status)
-            client.set_terminated(self.run_id, status=status)
+            client.set_terminated(self.run_id, status=status, end_time=round(ended * 1000) if ended else None)
         self._state.ended = True
         self._save()
 

@@ -135,7 +135,7 @@ def test_a_locked_database_is_asked_again_at_once() -> None:
 
 def test_the_end_is_noted_even_while_mlflow_is_away() -> None:
     ended: list[str] = []
-    tracker = tracker_of(finish=ended.append)
+    tracker = tracker_of(finish=lambda status, when: ended.append(status))
     tracker.attempt("first", away)
     tracker.finish("FINISHED")
     assert ended == ["FINISHED"]

@@ -100,7 +100,7 @@ def test_review_arrives_in_mlflow_once(site: Site, experiment: str, files: Revie
     table = json.loads(Path(stored).read_text())
     assert len(table["data"]) == 2
     assert table["columns"][:3] == ["prompt", "reference", "challenger"], "old beside new also in MLflow"
-    assert list(night.pictures()) == ["answer lengths", "calibration", "gold against proxy", "reward and kl"]
+    assert list(night.pictures()) == ["reward and kl", "gold against proxy", "answer lengths", "calibration"]
     assert {f.path for f in client.list_artifacts(night.run_id, "figures")} == {
         f"figures/{name}" for name in night_figures(files)
     }

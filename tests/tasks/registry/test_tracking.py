@@ -99,6 +99,8 @@ def test_finish_closes_what_is_still_open_below(site: Site, config: NightConfig)
     night.finish()
     assert site.registry.client.get_run(stage).info.status == "KILLED"
     assert site.registry.client.get_run(night.run_id).info.status == "FINISHED"
+    night.finish(ended=1000.5)
+    assert site.registry.client.get_run(night.run_id).info.end_time == 1_000_500, "told late, it ended when it did"
 
 
 def test_an_end_that_mlflow_missed_is_made_up_for(
