@@ -195,7 +195,7 @@ def picture_mlflow(camera: Camera, address: str, night: Night) -> None:
     camera.save("mlflow-ppo")
     camera.open(f"{address}/#/models/{night.model}", "champion")
     camera.save("mlflow-versions")
-    camera.open(f"{address}/#/models/{night.model}/versions/{night.version}", "nightjar.gate_verdict")
+    camera.open(f"{address}/#/models/{night.model}/versions/{night.version}", "nightjar.code_version")
     camera.save("mlflow-version")
     if night.earlier is not None:
         both = quote(f'["{night.run}","{night.earlier}"]')

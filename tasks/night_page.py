@@ -16,6 +16,8 @@ _MODELS = ("new", "champion", "reference", "new - champion", "new - reference")
 
 NOTE_CHARACTERS = 7_900
 """MLflow keeps 8,000 characters of a tag, and the note is one."""
+DESCRIPTION_CHARACTERS = 4_900
+"""MLflow keeps 5,000 characters of a version's description."""
 
 
 def night_markdown(summary: NightSummary, pictures: Mapping[str, str] | None = None) -> str:
@@ -31,6 +33,12 @@ def night_markdown(summary: NightSummary, pictures: Mapping[str, str] | None = N
         _section("Details", _details(summary)),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def version_markdown(summary: NightSummary) -> str:
+    """What the page of the night's version says: what became of it, and a sentence a rule."""
+    rules = "\n".join(bullet(line.label, line.sentence) for line in summary.gate)
+    return f"**{plain(summary.headline)}** (night {plain(summary.night)})\n\n{rules}\n"
 
 
 def _registered(summary: NightSummary) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tasks.act_runs import publish_acts
 from tasks.judging import FOLDER, tell_outcome
-from tasks.night_page import night_markdown
+from tasks.night_page import DESCRIPTION_CHARACTERS, fit_note, night_markdown, version_markdown
 from tasks.night_work import NightWork
 from tasks.review import ReviewFiles, answers_table, night_figures
 from tasks.summary import NightSummary
@@ -66,10 +66,13 @@ def _review_files(night: NightWork) -> ReviewFiles:
 
 
 def publish_summary(night: NightWork, summary: NightSummary) -> None:
-    """The page, as the run's note (with the pictures that the run has by now) and as a file."""
+    """The page as the run's note (with the pictures that the run has by now) and as a file; its gist on the version."""
     (night.folder / SUMMARY).write_text(night_markdown(summary), encoding="utf-8")
     run = night.tracker.run
     night.tracker.attempt("the note", lambda: run.note(night_markdown(summary, run.pictures()), f"summary/{SUMMARY}"))
+    version, told = night.state.version, fit_note(version_markdown(summary), SUMMARY, DESCRIPTION_CHARACTERS)
+    if version is not None:
+        night.tracker.attempt("the version's description", lambda: night.site.registry.describe(version, told))
     tags = {"nightjar.verdict": night.state.verdict or night.state.status}
     night.tracker.attempt("the verdict", lambda: run.tag(tags))
 

@@ -127,6 +127,11 @@ class ModelRegistry:
             with answering(self.tracking_uri):
                 self.client.set_model_version_tag(self.name, number, key, value)
 
+    def describe(self, number: str, markdown: str) -> None:
+        """Set what a version's page shows on top."""
+        with answering(self.tracking_uri):
+            self.client.update_model_version(self.name, number, markdown)
+
     def delete_version(self, version: Version) -> None:
         """Delete a version and mark its LoggedModel deleted. Retention alone calls this."""
         with answering(self.tracking_uri):

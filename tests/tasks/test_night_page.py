@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from configs.schema import NightConfig
-from tasks.night_page import night_markdown
+from tasks.night_page import night_markdown, version_markdown
 from tasks.night_state import NightState, StageNote
 from tasks.summary import NightSummary, summarise
 from training.evaluation.gate import GateDecision, decide
@@ -75,6 +75,13 @@ def test_each_rule_is_said_once_and_nothing_is_promised_any_more() -> None:
         assert page.count(f"**{rule.label}**") == (not rule.sentence.startswith(rule.label))
     assert page.count("stays_near") == 1
     assert "may become" not in page
+
+
+def test_the_page_of_the_version_says_what_became_of_it_and_why() -> None:
+    report, decision = judged()
+    page = version_markdown(page_of(report, decision))
+    assert page.startswith("**promoted: version 3 is champion; all 3 blocking rules hold** (night n-0002)")
+    assert all(page.count(rule.sentence) == 1 for rule in decision.rules)
 
 
 def test_models_stand_side_by_side_with_intervals() -> None:
