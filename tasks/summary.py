@@ -7,14 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.schema import NightConfig
+from tasks.act_runs import GATE, PROMOTE, REGISTER
 from tasks.guard_lines import GuardLine, guard_lines
 from tasks.headline import headline
 from tasks.night_state import NightState
 from tasks.report_figures import Comparison, Figure, comparisons, report_figures, reward_model_figures
+from tasks.stages import SHAPES
 from training.contract import StageResult
 from training.evaluation.decision import GateDecision, RuleOutcome
 from training.evaluation.gate_sentences import most_urgent_first
 from training.evaluation.report_records import EvaluationReport, SampleAnswer
+
+_ORDER = (*SHAPES, GATE, REGISTER, PROMOTE)
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,8 @@ def summarise(
         headline=headline(state, decision),
         seconds=state.seconds,
         stages=tuple(
-            StageLine(name, note.seconds, note.how, note.attempts) for name, note in (state.stages | state.acts).items()
+            StageLine(name, note.seconds, note.how, note.attempts)
+            for name, note in sorted((state.stages | state.acts).items(), key=_place)
         ),
         figures=(*(report_figures(report) if report is not None else ()), *reward_model_figures(results)),
         gate=tuple(map(_gate_line, most_urgent_first(decision.rules))) if decision else (),
@@ -113,6 +118,11 @@ def summarise(
         answers=tuple(map(_answer_line, report.samples)) if report is not None else (),
         old="champion" if report is None or report.champion is not None else "reference",
     )
+
+
+def _place(named: tuple[str, object]) -> int:
+    """As the night goes: the record on disk is in alphabetical order."""
+    return _ORDER.index(named[0]) if named[0] in _ORDER else len(_ORDER)
 
 
 def _guards(state: NightState) -> tuple[GuardLine, ...]:

@@ -12,7 +12,7 @@ from configs.schema import NightConfig
 from tasks.headline import headline
 from tasks.model_store import find_model, keep_model
 from tasks.night_page import night_markdown
-from tasks.night_state import NightState, StageNote
+from tasks.night_state import NightBook, NightState, StageNote
 from tasks.progress import MetricsTail, Silent, listener, listening
 from tasks.report_figures import with_interval
 from tasks.summary import NightSummary, summarise
@@ -68,6 +68,15 @@ def test_page_of_a_promoted_night() -> None:
     assert figures["reward, new policy minus reference"].startswith("+0.500 [")
     assert [(line.verdict, line.sentence) for line in page.gate] == [("PASS", r.sentence) for r in decision.rules[::-1]]
     assert page.headline == "promoted: version 3 is champion; the one blocking rule holds"
+
+
+def test_stages_stand_in_the_order_of_the_night_also_when_read_from_disk(tmp_path: Path) -> None:
+    done = StageNote(how="done", seconds=1.0)
+    stages = dict.fromkeys(("validate", "sft", "reward", "annotate", "ppo", "evaluate"), done)
+    book = NightBook(tmp_path)
+    book.save(state_of(status="finished", stages=stages, acts=dict.fromkeys(("gate", "register", "promote"), done)))
+    page = summarise(book.load("n-0001"), config_of(), {})
+    assert [line.stage for line in page.stages] == [*stages, "gate", "register", "promote"]
 
 
 def test_page_of_a_refused_and_of_a_failed_night() -> None:
