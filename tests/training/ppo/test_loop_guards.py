@@ -101,7 +101,8 @@ def test_poison_beyond_what_a_poor_judge_clips_anyway(build_loop: BuildLoop):
     """Some of the incoming policy's answers are clipped already; a round in which all are stands out all the same."""
     patient = [rule.model_copy(update={"max_rollbacks": 9}) for rule in CLIPPED]
     loop, _ = watched(build_loop, *patient)
-    held_out = np.abs(np.asarray(loop.parts.prober.measure(6).scores) - loop.parts.maker.scale.mean)
+    probe = loop.parts.prober.measure(loop.guards.kl_probe_prompts)
+    held_out = np.abs(np.asarray(probe.scores) - loop.parts.maker.scale.mean)
     cut = float(held_out.min() + held_out.max()) / 2
     scaled(loop, cut / loop.ppo.reward_clip)
     poison_round(loop, 2)
