@@ -32,6 +32,7 @@ class PlainLines:
     def __init__(self, console: Console) -> None:
         self.console = console
         self._told = 0.0
+        self._pace = Pace()
 
     def __enter__(self) -> PlainLines:
         return self
@@ -44,13 +45,15 @@ class PlainLines:
     def stage_started(self, stage: str, attempt: int) -> None:
         """Say so."""
         self._told = time.monotonic()
+        self._pace = Pace()
         self._line(f"{stage}: starts" + (f", attempt {attempt}" if attempt > 1 else ""))
 
     def stage_moved(self, stage: str, step: int, total: int, shown: Mapping[str, float], doing: str = "") -> None:
-        """Say so, at most every quarter of a minute."""
+        """Say so and how long it may still take, at most every quarter of a minute."""
+        left = self._pace.left(step, total, doing, time.monotonic())
         if time.monotonic() - self._told >= _PLAIN_SECONDS:
             self._told = time.monotonic()
-            self._line(f"{stage}: {moved_words(step, total, shown, doing)}")
+            self._line(f"{stage}: {moved_words(step, total, shown, doing)}{left}")
 
     def stage_event(self, stage: str, kind: str, fields: Mapping[str, Any]) -> None:
         """Say so."""
@@ -70,6 +73,24 @@ class PlainLines:
 
     def _line(self, text: str) -> None:
         self.console.print(escape(f"{time.strftime('%H:%M:%S')}  {text}"), highlight=False, soft_wrap=True)
+
+
+class Pace:
+    """How fast one phase of a stage goes."""
+
+    def __init__(self) -> None:
+        self._phase: tuple[str, int] | None = None
+        self._first = (0, 0.0)
+
+    def left(self, step: int, total: int, doing: str, now: float) -> str:
+        """`, some 40 s left` of this phase at its mean speed so far; nothing before there is one."""
+        if self._phase != (doing, total) or step < self._first[0]:
+            self._phase, self._first = (doing, total), (step, now)
+        steps, seconds = step - self._first[0], now - self._first[1]
+        if steps <= 0 or seconds <= 0.0 or step >= total:
+            return ""
+        rest = (total - step) * seconds / steps
+        return f", some {rest:.0f} s left" if rest < 100.0 else f", some {rest / 60:.0f} min left"
 
 
 class LiveLines(PlainLines):
