@@ -9,8 +9,6 @@ from tasks.guard_lines import GuardLine
 from tasks.summary import GateLine, NightSummary
 
 _MOST_GUARD_LINES = 12
-_LABELS = 28
-"""Columns of the left side: leaves room for sentences on a terminal of 80."""
 _STYLES = {"PASS": "green", "FAIL": "red", "ERROR": "red", "INCONCLUSIVE": "yellow", "SKIPPED": "dim"}
 
 
@@ -19,9 +17,9 @@ def summary_view(summary: NightSummary) -> Table:
 
     The verdict stands at the end, where a terminal stops scrolling.
     """
-    table = Table(title=f"Night {escape(summary.night)}", title_justify="left", show_header=False)
-    table.add_column("what", overflow="fold", max_width=_LABELS)
-    table.add_column("told", overflow="fold", ratio=1)
+    table = Table(title=f"night {escape(summary.night)}", title_justify="left", show_header=False)
+    table.add_column("what", overflow="fold", ratio=3)
+    table.add_column("told", overflow="fold", ratio=5)
     table.expand = True
     if summary.stages:
         _stages(table, summary)

@@ -115,7 +115,7 @@ def test_rewards_a_million_times_too_large(build: Build) -> None:
 
 def test_a_gradient_that_is_not_a_number(build: Build) -> None:
     loop, watch = build()
-    parameter = next(p for name, p in loop.state.policy.parameters().items() if "lora_B" in name)
+    parameter = next(iter(loop.state.policy.parameters().values()))
     bad = {BAD_ROUND * 6 + 2}  # 6 steps a round
     parameter.requires_grad_(True).register_hook(lambda g: g * (math.nan if loop.state.cursor.step in bad else 1.0))
     loop.run()
