@@ -31,7 +31,7 @@ from tasks.process_tree import end_processes
 from tasks.registry_errors import LockHeld
 
 FOLDER = "stack"
-_UP_SECONDS = 600.0
+_UP_SECONDS = 1200.0
 _DOWN_SECONDS = 240.0
 _SERVICES = ("worker-gpu", "worker-cpu", "mlflow", "prefect", "postgres")
 

@@ -8,7 +8,7 @@ import signal
 import sys
 import urllib.request
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from flows.stack_postgres import Postgres
@@ -31,6 +31,9 @@ _PATIENT = {
     "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "60",
 }
 
+# The server answers 500 while its database is being restarted: runs then ask again, for about a minute.
+_PERSISTENT = {"PREFECT_CLIENT_RETRY_EXTRA_CODES": "500"}
+
 
 @dataclass(frozen=True)
 class Ports:
@@ -52,7 +55,8 @@ class Service:
     `stop` is the signal of a clean end; `user` is whom it runs as, null for this user. `spares_children`: what it had
     started goes on when it dies and is started again (a night need not die with its worker). `hung_after`: a living
     process that has not answered for this long is started again; null: only a dead one is, since what asks, or the
-    machine, may be the slow one.
+    machine, may be the slow one. `beside`: it needs not the one before it, only what that one needs, and is started
+    together with it.
     """
 
     name: str
@@ -65,6 +69,7 @@ class Service:
     user: str | None = None
     spares_children: bool = False
     hung_after: float | None = None
+    beside: bool = False
     secrets: tuple[str, ...] = field(default=(), repr=False)
 
 
@@ -83,7 +88,7 @@ def services_of(home: Path, folder: Path, ports: Ports, postgres: Postgres) -> l
         _prefect(folder, ports, postgres),
         _mlflow(folder, ports, postgres),
         _worker("cpu", home, folder, ports),
-        _worker("gpu", home, folder, ports),
+        replace(_worker("gpu", home, folder, ports), beside=True),
     ]
 
 
@@ -129,6 +134,7 @@ def _mlflow(folder: Path, ports: Ports, cluster: Postgres) -> Service:
         environment=_base(folder) | told,
         healthy=lambda: _answers(f"http://{LOOPBACK}:{ports.mlflow}/health"),
         hung_after=_HUNG_SECONDS,
+        beside=True,
         secrets=(cluster.password,),
     )
 
@@ -142,7 +148,7 @@ def _worker(pool: str, home: Path, folder: Path, ports: Ports) -> Service:
     return Service(
         name=f"worker-{pool}",
         command=command,
-        environment=_base(folder) | addresses(ports) | told,
+        environment=_base(folder) | addresses(ports) | _PERSISTENT | told,
         healthy=lambda: _online(ports, pool, name),
         grace=45.0,  # it ends its flow runs first, which may take them 30 s
         spares_children=True,

@@ -21,7 +21,7 @@ from training.contract import write_json
 
 STATE = "state.json"
 LOGS = "logs"
-_START_SECONDS = 300.0
+_START_SECONDS = 600.0
 _TICK_SECONDS = 1.0
 _LOOK_SECONDS = 10.0
 _LONGEST_PAUSE = 60.0
@@ -65,17 +65,29 @@ class Supervisor:
         try:
             self._end_strays()
             self._tell("starting")
-            for watched in self._watched:
-                self._start(watched)
-                self._await_health(watched)
-                if self._stop.is_set():
-                    return
-                self._tell("starting")
+            for together in self._waves():
+                for watched in together:
+                    self._start(watched)
+                for watched in together:
+                    self._await_health(watched)
+                    if self._stop.is_set():
+                        return
+                    self._tell("starting")
             self._tell("running")
             self._look_after()
         finally:
             self._end_all()
             self._tell("stopped")
+
+    def _waves(self) -> list[list[_Watched]]:
+        """In order; those that stand beside each other are started together."""
+        waves: list[list[_Watched]] = []
+        for watched in self._watched:
+            if watched.service.beside and waves:
+                waves[-1].append(watched)
+            else:
+                waves.append([watched])
+        return waves
 
     def _look_after(self) -> None:
         looked = time.monotonic()

@@ -122,6 +122,17 @@ def test_in_order_each_after_the_one_before_is_healthy_and_all_ended(stack: Stac
     assert stack.error is None
 
 
+def test_one_beside_another_does_not_wait_for_it_and_the_next_waits_for_both(stack: Stack) -> None:
+    slow_place = stack.folder / "looked at"
+    slow = stack.service("slow", healthy=slow_place.exists)
+    stack.start(slow, stack.service("beside", beside=True), stack.service("next"))
+    until(lambda: stack.starts("beside"))
+    assert (stack.order, stack.starts("next")) == ([], [])
+    slow_place.touch()
+    until(lambda: is_running(stack))
+    assert stack.order == ["slow", "beside", "next"]
+
+
 def test_one_that_dies_is_started_again_and_made_ready_again(stack: Stack) -> None:
     stack.start(stack.service("server"))
     until(lambda: is_running(stack))
