@@ -61,6 +61,7 @@ def fork(act: Callable[[], Any], folder: Path) -> Child:
     pid = os.fork()
     if pid:
         return Child(pid, file)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         content = act()
         whole = file.with_suffix(".tmp")

@@ -12,28 +12,27 @@ import json
 import math
 import os
 import random
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-import yaml
 
 FOLDER = Path(__file__).resolve().parent
-FAKES = (FOLDER.parent / "flows/fakes", FOLDER / "fakes")
-sys.path[:0] = [str(folder) for folder in FAKES]
-
-from tiny_model import write_tiny_model  # noqa: E402
+sys.path[:0] = [str(FOLDER.parent / "flows/fakes"), str(FOLDER / "fakes")]
 
 from configs.schema.data import QuickstartConfig  # noqa: E402
 from tests.faults import soak_night  # noqa: E402
 from tests.faults.forked import Child, fork  # noqa: E402
 from tests.faults.soak_counts import Counts, look  # noqa: E402
+from tests.faults.soak_home import make_home, recall, remember  # noqa: E402
 from tests.faults.soak_serving import SharedServing  # noqa: E402
 from tests.faults.soak_stage import adopt_orphans, left_over  # noqa: E402
 from training.data.quickstart import generate  # noqa: E402
@@ -71,6 +70,7 @@ class Soak:
         self.counts.nights += 1
         fault = self.draws.choice(FAULTS)
         self.counts.faults[fault] += 1
+        remember(self, fault)
         # After a bad end now and then nothing new has come: then that very night is gone on with.
         if fault != "no new data" and not (self.ended_badly and self.draws.random() < 0.5):
             self._deliver()
@@ -88,6 +88,17 @@ class Soak:
         if fault.startswith("breach"):
             self._breach("before_move" if self.draws.random() < 0.5 else "after_move", fault)
         self._tell(f"{self.counts.nights} {fault}: {end or 'killed'} ({time.monotonic() - started:.1f} s)")
+        remember(self, None)
+
+    def go_on(self) -> None:
+        """Take up an earlier sitting. A night in the middle of which it was halted is over, and settled."""
+        fault = recall(self)
+        if fault is not None:
+            self.counts.ends["halted from outside"] += 1
+            self.ended_badly = True
+            self.serving.bring_into_step()
+            self._judge_home(self._run(lambda: look(self.home, True)), fault, True)
+            remember(self, None)
 
     def close(self) -> None:
         """The last start: everything is settled, and everything must be in order."""
@@ -215,59 +226,46 @@ def is_better(home: Path, night: str) -> bool:
     return math.isfinite(gain) and gain > 0.25
 
 
-def make_home(folder: Path) -> tuple[Path, Path]:
-    """A home with MLflow's tables, and the config of its nights."""
-    from tests.faults.short_nights import SHORT
-    from tests.flows.nights import CONFIG
-
-    home, config = folder / "home", folder / "soak.yaml"
-    home.mkdir()
-    model = write_tiny_model(folder / "model")
-    os.environ |= {
-        "NIGHTJAR_FAKE_MODEL": str(model), "PYTHONPATH": os.pathsep.join(map(str, FAKES)), "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
-    (folder / "source").mkdir()
-    data = {name: value for name, value in SHORT["data"].items() if name != "quickstart"}
-    content = SHORT | {
-        "name": "soak", "data": data | {"source": str(folder / "source")},
-        "models": CONFIG["models"] | {"base": str(model)},
-        "runtime": SHORT["runtime"] | {"home": str(home)},
-    }  # fmt: skip
-    config.write_text(yaml.safe_dump(content), encoding="utf-8")
-    return home, config
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run the soak, write the counts, and say by the exit code whether they are as they must be."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.soak", description=__doc__)
-    parser.add_argument("--nights", type=int, default=200)
+    parser.add_argument("--nights", type=int, default=200, help="of all sittings together")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after the night that passes this")
+    parser.add_argument("--folder", type=Path, help="keep the home here, and go on with the one that is here")
     parser.add_argument("--out", type=Path, help="write the counts to this JSON file after every night")
     options = parser.parse_args(arguments)
     for name in ("MLFLOW_TRACKING_URI", "PREFECT_API_URL", "NIGHTJAR_HOME", "NIGHTJAR_TRAIN_DEPLOYMENT"):
         os.environ.pop(name, None)
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="nightjar-soak-") as folder, pytest.MonkeyPatch.context() as patch:
-        home, config = make_home(Path(folder))
-        serving = SharedServing(Path(folder) / "serving")
+    with ExitStack() as stack:
+        folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nightjar-soak-")))
+        home, config = make_home(folder.resolve())
+        serving = SharedServing(home.parent / "serving")
+        stack.callback(serving.end)
         adopt_orphans()
-        soak_night.prepare(patch, serving)
+        soak_night.prepare(stack.enter_context(pytest.MonkeyPatch.context()), serving)
         soak = Soak(home, config, random.Random(options.seed), serving)
-        try:
-            while soak.counts.nights < options.nights and time.monotonic() - started < options.minutes * 60:
-                soak.night()
-                _write(soak, options.out, started)
-            soak.close()
-            _write(soak, options.out, started)
-        finally:
-            serving.end()
+        soak.go_on()
+        _nights(soak, options)
     sys.stdout.write(json.dumps(soak.counts.shown(), indent=1) + "\n")
     return 0 if soak.counts.sound else 1
 
 
-def _write(soak: Soak, out: Path | None, started: float) -> None:
-    soak.counts.seconds = round(time.monotonic() - started, 1)
+def _nights(soak: Soak, options: argparse.Namespace) -> None:
+    """Night after night; SIGTERM ends the sitting after the one that is at work."""
+    told: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+    started, before = time.monotonic(), soak.counts.seconds
+    while soak.counts.nights < options.nights and time.monotonic() - started < options.minutes * 60 and not told:
+        soak.night()
+        soak.counts.seconds = round(before + time.monotonic() - started, 1)
+        _write(soak, options.out)
+    soak.close()
+    _write(soak, options.out)
+
+
+def _write(soak: Soak, out: Path | None) -> None:
+    remember(soak, None)
     if out is not None:
         out.write_text(json.dumps(soak.counts.shown(), indent=1) + "\n", encoding="utf-8")
 
