@@ -20,7 +20,7 @@ SHORT = {
     "reward": {"kind": "function", "function": "quickstart"},
     "registry": {"verify_prompts": ["what is 2 + 3?"], "verify_max_new_tokens": 4, "lock_wait_seconds": 5},
     "gates": CONFIG["gates"],
-    "runtime": CONFIG["runtime"] | {"lease_seconds": 5},
+    "runtime": CONFIG["runtime"] | {"lease_seconds": 30},
 }
 
 
