@@ -68,7 +68,7 @@ def reconcile_reaction(chain: str, home: str, notify: tuple[str, ...] = ()) -> R
 
 def approval_reaction(chain: str, home: str, hours: float, notify: tuple[str, ...] = ()) -> Reaction:
     """After a night that the gate could not judge: ask a person."""
-    night = {"chain": chain, "flow_run_id": "{{ flow_run.id }}"}
+    night = {"chain": chain, "flow_run_id": "{{ flow_run.id|string }}"}
     wanted = {"home": home, **night, "timeout_hours": hours, "notify": list(notify)}
     return Reaction(
         name=f"nightjar {chain}: undecided night asks",
