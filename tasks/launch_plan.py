@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.schema.runtime import RuntimeConfig
-from training.process import LEASE_SECONDS, STRATEGY
+from training.process import LEASE_SECONDS, STRATEGY, ZERO_STAGE
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = {"validate": "tasks"}
@@ -31,6 +31,7 @@ class LaunchPlan:
     nnodes: int = 1
     rdzv_endpoint: str | None = None
     strategy: str = "ddp"
+    zero_stage: int = 0
     device: str = "auto"
     threads: int = 0
     retries: int = 2
@@ -47,6 +48,7 @@ class LaunchPlan:
             nnodes=runtime.nnodes if shared else 1,
             rdzv_endpoint=runtime.rdzv_endpoint if shared else None,
             strategy=runtime.strategy if shared else "ddp",
+            zero_stage=runtime.effective_zero_stage if shared else 0,
             device=runtime.device,
             threads=runtime.threads,
             retries=runtime.retries,
@@ -87,6 +89,7 @@ class LaunchPlan:
             "DO_NOT_TRACK": "1",
             "NIGHTJAR_DEVICE": self.device,
             STRATEGY: self.strategy,
+            ZERO_STAGE: str(self.zero_stage),
             LEASE_SECONDS: str(self.lease),
         }
         return environment

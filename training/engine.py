@@ -87,10 +87,16 @@ class Engine:
         if applied:
             for options in self.optimizer.param_groups:
                 options["lr"] = rate
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+            self._update()
+        self._throw_gradients_away()
         self.steps_done += 1
         return StepReport(norm, rate, applied)
+
+    def _update(self) -> None:
+        self.optimizer.step()
+
+    def _throw_gradients_away(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Optimiser moments by parameter name, whole, on the main rank. Every rank asks; the others get none."""

@@ -19,7 +19,7 @@ from training.contract import LEASE, METRICS, FileRef, StageResult, file_ref, re
 from training.recorder import Recorder
 
 LEASE_SECONDS = "NIGHTJAR_LEASE_SECONDS"
-STRATEGY = "NIGHTJAR_STRATEGY"
+STRATEGY, ZERO_STAGE = "NIGHTJAR_STRATEGY", "NIGHTJAR_ZERO_STAGE"
 _PR_SET_PDEATHSIG = 1
 _VERSIONED = ("torch", "transformers", "peft", "numpy", "pyarrow", "great_expectations", "nightjar-rlhf")
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from training.process import STRATEGY
+from training.process import STRATEGY, ZERO_STAGE
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,14 @@ class Turn:
 class World:
     """Where this process stands. `size` 1 makes every collective the identity.
 
-    `strategy`: ddp, each rank holds a replica; fsdp2, the weights are spread over the ranks.
+    `strategy`: ddp, each rank holds a replica; fsdp2, all is spread over the ranks; deepspeed, what `zero_stage` says:
+    0 nothing, 1 the moments, 2 the gradients as well.
     """
 
     rank: int = 0
     size: int = 1
     strategy: str = "ddp"
+    zero_stage: int = 0
 
     @property
     def is_main(self) -> bool:
@@ -44,7 +46,7 @@ class World:
 
     @property
     def in_step(self) -> bool:
-        """Whether a pass through a network is itself a collective act, so that all ranks make the same passes."""
+        """Whether a pass through a network, or its gradient, is itself a collective act: all ranks make the same."""
         return self.size > 1 and self.strategy != "ddp"
 
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -105,4 +107,4 @@ def current_world() -> World:
     if not dist.is_initialized():
         # Gradients are summed where they are; counts, metrics and messages lie on the CPU.
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-    return World(dist.get_rank(), size, os.environ.get(STRATEGY, "ddp"))
+    return World(dist.get_rank(), size, os.environ.get(STRATEGY, "ddp"), int(os.environ.get(ZERO_STAGE, "0")))

@@ -24,9 +24,13 @@ class RuntimeConfig(Section):
     """Nodes; more than one needs rdzv_endpoint."""
     rdzv_endpoint: str | None = None
     """host:port of the rendezvous for several nodes."""
-    strategy: Literal["ddp", "fsdp2"] = "ddp"
+    strategy: Literal["ddp", "fsdp2", "deepspeed"] = "ddp"
     """How several ranks share sft, reward, distill and ppo. ddp: replicas whose gradients are summed; fsdp2: weights,
-    gradients and moments are spread over the ranks, for models that one device cannot hold. The same numbers."""
+    gradients and moments are spread over the ranks, for models that one device cannot hold; deepspeed: ZeRO, see
+    zero_stage. The same numbers."""
+    zero_stage: Annotated[int, Field(ge=0, le=2)] | None = None
+    """What DeepSpeed spreads: 0 nothing, 1 the optimiser's moments, 2 (null) the gradients as well. To spread the weights
+    as well (its stage 3) write `strategy: fsdp2`."""
     retries: NonNegativeInt = 2
     """How often a stage whose process died is started again from its checkpoint."""
     stage_timeout_minutes: Minutes = 24 * 60.0
@@ -42,6 +46,22 @@ class RuntimeConfig(Section):
     def _rendezvous(self) -> RuntimeConfig:
         if self.nnodes > 1 and not self.rdzv_endpoint:
             raise ValueError("runtime.nnodes > 1 needs runtime.rdzv_endpoint; write host:port of the first node")
+        return self
+
+    @property
+    def effective_zero_stage(self) -> int:
+        """The stage that DeepSpeed is run at; 0 without it."""
+        if self.strategy != "deepspeed":
+            return 0
+        return 2 if self.zero_stage is None else self.zero_stage
+
+    @model_validator(mode="after")
+    def _zero_stage_of_deepspeed(self) -> RuntimeConfig:
+        if self.zero_stage is not None and self.strategy != "deepspeed":
+            raise ValueError(
+                f"runtime.zero_stage is DeepSpeed's, but runtime.strategy is {self.strategy}; write "
+                "`strategy: deepspeed` or remove zero_stage"
+            )
         return self
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Which way of sharing a network a World asks for. FSDP2 is imported only where it is used."""
+"""Which way of sharing a network a World asks for. FSDP2 and DeepSpeed are imported only where they are used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def load_spread(load: Callable[[torch.device], Backbone], device: torch.device, 
     Where it is to be spread it is read into main memory, by one rank of a machine after the other, since no GPU need
     have room for all of it nor main memory for as many copies as there are ranks.
     """
-    if not world.in_step:
+    if world.size == 1 or world.strategy != "fsdp2":
         return load(device)
     from training.engines.fsdp2 import ShardedModel, device_mesh
 
@@ -48,6 +48,10 @@ def build_engine(network: Network, settings: EngineSettings, world: World) -> En
     """The optimiser of what a network trains."""
     if not world.in_step:
         return Engine(network.parameters(), settings, world)
+    if world.strategy == "deepspeed":
+        from training.engines.deepspeed import ZeroEngine
+
+        return ZeroEngine(network, settings, world)
     from training.engines.fsdp2 import ShardedEngine
 
     return ShardedEngine(network.parameters(), settings, world)

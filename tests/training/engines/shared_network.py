@@ -18,7 +18,7 @@ from training.engines.choose import build_engine, load_spread
 from training.models.backbone import Backbone, LoraSettings
 from training.models.layout import Group, build_layout
 from training.models.network import Network, ScalarHead
-from training.process import STRATEGY
+from training.process import STRATEGY, ZERO_STAGE
 from training.world import World, current_world
 
 SETTINGS = EngineSettings(
@@ -139,6 +139,7 @@ def spread_ranks(strategy: dict[str, str], work: Callable[[], object], seconds: 
 
 
 FSDP2 = {STRATEGY: "fsdp2"}
+ZERO = {stage: {STRATEGY: "deepspeed", ZERO_STAGE: str(stage)} for stage in range(3)}
 
 
 def worst_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], group_name: str) -> float:

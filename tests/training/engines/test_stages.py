@@ -9,7 +9,7 @@ import pytest
 
 from configs.schema.base import Section
 from tests.training.conftest import store_params
-from tests.training.engines.shared_network import FSDP2
+from tests.training.engines.shared_network import FSDP2, ZERO
 from tests.training.forks import KILLED, kill_at_call, run_forked
 from tests.training.same_run import assert_same_run
 from tests.training.stages import DISTILL, PPO, REWARD, SFT, run_here, write_stage
@@ -17,7 +17,8 @@ from tests.training.two_ranks import assert_close, run_both, run_shared
 from training.contract import RESULT
 from training.recorder import Recorder
 
-STRATEGIES = {"fsdp2": FSDP2}
+pytest.importorskip("deepspeed")  # here, that the ranks need not import it each
+STRATEGIES = {"fsdp2": FSDP2, "zero 2": ZERO[2]}
 SHARED = pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES.keys())
 GENTLE = {"max_tokens_per_microbatch": 400, "epochs": 1.0, "learning_rate": 1e-3}
 GENTLE_PPO = {
