@@ -32,7 +32,9 @@ from tasks.preflight import (
 )
 
 Health = Literal["good", "look", "bad"]
-PACKAGES = ("torch", "transformers", "peft", "deepspeed", "prefect", "mlflow", "great-expectations", "pyarrow")
+PACKAGES = ("torch", "transformers", "peft", "prefect", "mlflow", "great-expectations", "pyarrow")
+DEEPSPEED = "deepspeed"
+"""Needed where runtime.strategy names it, and there alone; it has no build for every system."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ def examine(home: Path, config: NightConfig | None) -> list[Finding]:
     """All checks, cheapest first. Never raises."""
     checks: list[tuple[str, Callable[[], Finding]]] = [
         ("python", _python),
-        ("packages", _packages),
+        ("packages", lambda: _packages(config)),
         ("cores", _cores),
         ("gpu", _gpus),
         ("home", lambda: _home(home, config)),
@@ -85,9 +87,10 @@ def _python() -> Finding:
     return Finding("python", "good" if fits else "bad", told if fits else f"{told}: Nightjar needs 3.11 or newer")
 
 
-def _packages() -> Finding:
+def _packages(config: NightConfig | None) -> Finding:
     versions = dict(_versions())
-    missing = [name for name in PACKAGES if name not in versions]
+    needed = [*PACKAGES, DEEPSPEED] if config is not None and config.runtime.strategy == DEEPSPEED else PACKAGES
+    missing = [name for name in needed if name not in versions]
     told = ", ".join(f"{name} {version}" for name, version in versions.items())
     if missing:
         return Finding("packages", "bad", f"missing: {', '.join(missing)}; run `make install`. There is {told}")
@@ -95,7 +98,7 @@ def _packages() -> Finding:
 
 
 def _versions() -> Iterator[tuple[str, str]]:
-    for name in PACKAGES:
+    for name in (*PACKAGES, DEEPSPEED):
         try:
             yield name, importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

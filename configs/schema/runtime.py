@@ -29,8 +29,8 @@ class RuntimeConfig(Section):
     gradients and moments are spread over the ranks, for models that one device cannot hold; deepspeed: ZeRO, see
     zero_stage. The same numbers."""
     zero_stage: Annotated[int, Field(ge=0, le=2)] | None = None
-    """What DeepSpeed spreads: 0 nothing, 1 the optimiser's moments, 2 (null) the gradients as well. To spread the weights
-    as well (its stage 3) write `strategy: fsdp2`."""
+    """What DeepSpeed spreads: 0 nothing, 1 the optimiser's moments, 2 (null) the gradients as well. To spread the
+    weights as well (its stage 3) write `strategy: fsdp2`."""
     retries: NonNegativeInt = 2
     """How often a stage whose process died is started again from its checkpoint."""
     stage_timeout_minutes: Minutes = 24 * 60.0

@@ -15,6 +15,7 @@ from torch import nn
 
 from training.engine import Engine, EngineSettings
 from training.engines.weights import whole_of
+from training.errors import StageError
 from training.world import Turn, World
 
 if TYPE_CHECKING:
@@ -134,8 +135,13 @@ class ZeroEngine(Engine):
 
 def start_deepspeed(model: nn.Module, optimizer: torch.optim.Optimizer | None, config: dict[str, Any]) -> Any:
     """DeepSpeed's engine around a module, on the process group that is there."""
-    import deepspeed
-
+    try:
+        import deepspeed
+    except ImportError as error:
+        raise StageError(
+            f"runtime.strategy is deepspeed, which cannot be imported: {error}",
+            "install deepspeed, or write `strategy: ddp` or `strategy: fsdp2`",
+        ) from None
     # On CPUs it would compile collectives of its own, for minutes and with a compiler that need not be there.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
