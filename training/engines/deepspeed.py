@@ -93,7 +93,7 @@ class ZeroEngine(Engine):
         from deepspeed.utils import safe_get_full_optimizer_state
 
         self._link_moments()
-        found = {}
+        found: dict[str, torch.Tensor] = {}
         for name, parameter in self.parameters.items():
             moments = {f"{key}/{name}": safe_get_full_optimizer_state(parameter, key) for key in MOMENTS}
             moments[f"step/{name}"] = torch.tensor(float(self._updates))
