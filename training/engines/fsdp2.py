@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -13,9 +13,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from training.engine import Engine
+from training.engines.spread import Read
 from training.world import World
-
-Read = TypeVar("Read")
 
 
 def device_mesh(device: torch.device, world: World) -> DeviceMesh:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -18,6 +18,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from training.contract import read_json, write_json
+from training.engines.spread import Read, Spread
 from training.engines.weights import whole_of
 from training.errors import ModelFolderError
 from training.models.folder import check_model_folder
@@ -26,17 +27,6 @@ from training.seeding import seeded_init
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
-Read = TypeVar("Read")
-
-
-class Spread(Protocol):
-    """A model whose weights are spread over ranks: reading it is a collective act, save inside `whole()`."""
-
-    def read(self, read: Callable[[], Read]) -> Read:
-        """Run a forward pass of any kind."""
-
-    def whole(self) -> AbstractContextManager[None]:
-        """Every weight whole on every rank, for passes without gradients."""
 
 
 @dataclass(frozen=True)
