@@ -54,6 +54,9 @@ class ZeroEngine(Engine):
     def __init__(self, network: Network, settings: EngineSettings, world: World) -> None:
         super().__init__(network.parameters(), settings, world)
         self._updates = 0
+        for parameter in self.parameters.values():
+            # PEFT turns off the gradients of adapters that are not being read; DeepSpeed would leave those out for good.
+            parameter.requires_grad_(True)
         config = zero_config(world, settings.max_grad_norm)
         self._deepspeed = start_deepspeed(Holder(self.parameters), self.optimizer, config)
         self._zero = self._deepspeed.optimizer
