@@ -55,7 +55,7 @@ class ZeroEngine(Engine):
         super().__init__(network.parameters(), settings, world)
         self._updates = 0
         for parameter in self.parameters.values():
-            # PEFT turns off the gradients of adapters that are not being read; DeepSpeed would leave those out for good.
+            # PEFT turns off the gradients of adapters that are not read; DeepSpeed would leave those out for good.
             parameter.requires_grad_(True)
         config = zero_config(world, settings.max_grad_norm)
         self._deepspeed = start_deepspeed(Holder(self.parameters), self.optimizer, config)
