@@ -110,7 +110,7 @@ class _HandedOver:
             # was killed and asks again: they share the run.
             run_id = self.runs.start({"request": parameters}, key=f"{self.spec.key}-{number}")
             try:
-                state = self._end_of(run_id, Pulse(handover.run))
+                state = self._end_of(run_id, handover.run)
             except BaseException:
                 self.runs.cancel(run_id)
                 raise
@@ -118,12 +118,15 @@ class _HandedOver:
         shutil.rmtree(handover.folder, ignore_errors=True)
         return result
 
-    def _end_of(self, run_id: UUID, pulse: Pulse) -> State:
+    def _end_of(self, run_id: UUID, holder: Path) -> State:
         tail = MetricsTail(self.directory, self.spec.stage, self.progress)
         asked = time.monotonic()
         told = False
+        pulse: Pulse | None = None
         while True:
             child = self.runs.look(run_id)
+            # Only a run that has begun can fall silent: it may have waited for its slot for longer than any lease.
+            pulse = (pulse or Pulse(holder)) if child.running else None
             if child.ended is not None:
                 tail.poll()
                 return child.ended
@@ -133,7 +136,7 @@ class _HandedOver:
                     f"of {self.runs.deployment} was {child.words}",
                     "is a worker of its pool running? Else raise runtime.stage_timeout_minutes",
                 )
-            if child.running and pulse.silent_for() > _SILENT_LEASES * self.plan.lease:
+            if pulse is not None and pulse.silent_for() > _SILENT_LEASES * self.plan.lease:
                 raise _Lost(f"shows no life on its pool any more (run {run_id})")
             if not told and not child.running and time.monotonic() - asked > _UNTAKEN_SECONDS:
                 told = True

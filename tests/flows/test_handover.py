@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -186,6 +187,16 @@ def test_signs_of_life_are_waited_for(spec, monkeypatch) -> None:
     pool = Pool([[*[shows_life] * 60, does_the_work]])
     done, told = run(spec, monkeypatch, pool)
     assert (done.attempts, told.events) == (1, [])
+
+
+def test_a_run_that_waited_long_for_its_slot_has_not_fallen_silent(spec, monkeypatch) -> None:
+    def waits_in_line(directory: Path, handover: Path) -> Child:
+        time.sleep(4 * PLAN.lease)
+        return NOT_TAKEN
+
+    pool = Pool([[waits_in_line, AT_WORK, does_the_work]])
+    done, told = run(spec, monkeypatch, pool)
+    assert (done.attempts, told.events, pool.cancelled) == (1, [], [])
 
 
 def test_the_wait_is_bounded(spec, monkeypatch) -> None:
