@@ -41,6 +41,9 @@ def _problems(config: NightConfig) -> tuple[list[str], str]:
         data = _seen(config)
     except DataError as error:
         problems.append(str(error))
+    except OSError as error:
+        source = without_credentials(config.data.source or "")
+        problems.append(f"data.source {source}: cannot be read: {error.strerror or error}; check its permissions")
     for key, name in reward_functions(config).items():
         try:
             check_reward_name(name, config.reward.allowed_functions, key)

@@ -14,7 +14,7 @@ from configs.schema.models import QUICKSTART_BASE
 from configs.schema.supervised import SupervisedConfig
 from training.contract import read_json
 from training.errors import ContractError, ModelFolderError
-from training.models.folder import check_model_folder
+from training.models.folder import check_model_folder, has_chat_template
 from training.models.safetensors_header import read_shapes
 
 _LLAMA_MATRICES = (
@@ -58,6 +58,8 @@ def _problems(config: NightConfig) -> Iterator[NightjarError]:
             found[key] = _network(config, key, place)
         except ModelFolderError as error:
             yield error
+        except OSError as error:
+            yield _unreadable(f"{key}: {place}", error)
     checks: list[Callable[[], None]] = [partial(_check_lengths, config, network) for network in found.values()]
     for network, section, kept in _readers(config, found):
         checks += [partial(_check_layers, config, network, kept)] if kept else []
@@ -68,6 +70,19 @@ def _problems(config: NightConfig) -> Iterator[NightjarError]:
             check()
         except (ConfigError, ModelFolderError) as error:
             yield error
+        except OSError as error:
+            yield _unreadable(error.filename or "a file of a model", error)
+
+
+def _unreadable(what: str, error: OSError) -> ModelFolderError:
+    return ModelFolderError(f"{what}: cannot be read: {error.strerror or error}", "check the path and its permissions")
+
+
+def wants_sft(config: NightConfig) -> bool:
+    """Whether a night trains its base by imitation first: `auto` leaves an instruct model as it is."""
+    if config.sft.run != "auto":
+        return config.sft.run == "always"
+    return config.models.base == QUICKSTART_BASE or not has_chat_template(Path(config.models.base))
 
 
 def _folders(config: NightConfig) -> dict[str, str]:
@@ -100,7 +115,9 @@ def _network(config: NightConfig, key: str, place: str) -> Network:
 
 def _readers(config: NightConfig, found: dict[str, Network]) -> Iterator[tuple[Network, str, str | None]]:
     """Who reads which network: the network, the section with the adapter, and the key that cuts its layers."""
-    readers: list[tuple[str, str, str | None]] = [("models.base", "sft", None)] if config.sft.run != "never" else []
+    readers: list[tuple[str, str, str | None]] = []
+    if "models.base" in found and wants_sft(config):
+        readers.append(("models.base", "sft", None))
     if _has_teacher(config):
         readers.append(("models.teacher" if config.models.teacher else "models.base", "reward", "teacher_layers"))
     if _has_student(config):

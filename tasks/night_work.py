@@ -12,6 +12,7 @@ from tasks.champion import base_identity, ensure_fetched, freeze_champion, keep_
 from tasks.evaluation_prompts import frozen_evaluation
 from tasks.launch import StageRun
 from tasks.launch_plan import LaunchPlan
+from tasks.model_checks import wants_sft
 from tasks.model_store import keep_model
 from tasks.night_source import source_uri
 from tasks.night_state import NightBook, NightState, StageNote
@@ -21,7 +22,6 @@ from tasks.result_index import find_result
 from tasks.site import Site
 from tasks.stages import Materials, NightFacts, builds_own_base, spec_of, stages_of
 from training.contract import StageResult, StageSpec, read_result
-from training.models.folder import has_chat_template
 
 
 class NightWork:
@@ -79,7 +79,7 @@ class NightWork:
     def stages(self) -> list[str]:
         """This night's stages, in order."""
         known = self.materials.reference is not None
-        stages = stages_of(self.config, known, builds_own_base(self.config), self._wants_sft())
+        stages = stages_of(self.config, known, builds_own_base(self.config), wants_sft(self.config))
         if not known and "sft" not in stages:
             # The base is then itself the reference.
             self.materials = self.materials.with_reference(self.materials.base)
@@ -158,11 +158,6 @@ class NightWork:
     def base_identity(self) -> str:
         """What stands for the base in the lineage."""
         return base_identity(self.config, self.materials.base)
-
-    def _wants_sft(self) -> bool:
-        if self.config.sft.run != "auto":
-            return self.config.sft.run == "always"
-        return builds_own_base(self.config) or not has_chat_template(Path(self.config.models.base))
 
 
 def _longest(note: StageNote, earlier: StageNote | None) -> StageNote:

@@ -62,6 +62,15 @@ def preset_names() -> list[str]:
 class _OneOfEach(yaml.SafeLoader):
     """YAML in which a key that stands twice is refused: the second would silently replace the first."""
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """A value that has the form of a type and is none of it (a date 2026-13-45) is refused with its place."""
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, KeyError, AttributeError, OverflowError) as error:
+            kind, why = node.tag.rpartition(":")[2], f" ({error})" if isinstance(error, ValueError) else ""
+            told = f"{_short(str(node.value))} is read as {kind} and is none{why}; for a text, write it in quotes"
+            raise yaml.constructor.ConstructorError(None, None, told, node.start_mark) from None
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key_node, _ in node.value:
@@ -76,6 +85,17 @@ class _OneOfEach(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def _parsed(text: str) -> Any:
+    """The one document in `text`. Raises yaml.YAMLError with the place of whatever is wrong, and nothing else."""
+    loader = _OneOfEach(text)
+    try:
+        return loader.get_single_data()
+    except RecursionError:
+        raise yaml.YAMLError(f"nested too deep, line {loader.line + 1}, column {loader.column + 1}") from None
+    finally:
+        loader.dispose()
+
+
 def _read_yaml(path: Path) -> dict[str, Any]:
     if path.is_dir():
         raise ConfigError(f"{path}: a folder, not a config file", _which_file(path))
@@ -84,7 +104,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
             f"{path}: no such config file", "give the path of a night's YAML, e.g. configs/quickstart.yaml"
         )
     try:
-        content = _OneOfEach(path.read_text(encoding="utf-8")).get_single_data()
+        content = _parsed(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise ConfigError(
@@ -120,15 +140,20 @@ def _parse_override(override: str) -> dict[str, Any]:
     if not equals or not key.strip():
         raise ConfigError(f"override {override!r} is not key.path=value", "write e.g. ppo.actor_lr=1e-5")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise ConfigError(f"override {override!r}: the value is not YAML") from None
+        value = _parsed(text)
+    except yaml.YAMLError as error:
+        why = getattr(error, "problem", None) or error
+        raise ConfigError(f"override {_short(override)}: the value is not YAML: {why}") from None
     # YAML 1.1 reads 1e-5 as a string; a number was meant.
     if isinstance(value, str):
         value = _as_number(value)
     for part in reversed(key.strip().split(".")):
         value = {part: value}
     return dict(value)
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 80 else f"{text[:80]}...")
 
 
 def _as_number(text: str) -> Any:

@@ -173,6 +173,26 @@ def test_a_key_that_stands_twice_is_refused_with_its_line(tmp_path: Path, text: 
     assert "line" in words
 
 
+@pytest.mark.parametrize(
+    "value", ["2026-13-45", "!!int x", "!!bool x", "!!timestamp x", "2026-11-30 25:00:00", "9" * 5000, "[" * 3000]
+)
+def test_a_value_that_yaml_cannot_make_is_refused_with_its_place(tmp_path: Path, value: str) -> None:
+    path = tmp_path / "night.yaml"
+    path.write_text(f"seed: 1\nname: {value}\n")
+    told = refusal(path)
+    assert "night.yaml: not readable as YAML" in told
+    assert "line 2, column" in told
+    told = refusal(written(tmp_path), f"name={value}")
+    assert "override 'name=" in told
+    assert "the value is not YAML: " in told
+
+
+def test_an_override_says_why_its_value_is_not_yaml(tmp_path: Path) -> None:
+    assert "'2026-13-45' is read as timestamp" in refusal(written(tmp_path), "name=2026-13-45")
+    assert "write it in quotes" in refusal(written(tmp_path), "name=2026-13-45")
+    assert "the key 'n' stands twice" in refusal(written(tmp_path), "rollout={n: 1, n: 2}")
+
+
 def test_a_list_as_a_key_is_refused_in_words(tmp_path: Path) -> None:
     path = tmp_path / "night.yaml"
     path.write_text("? [a, b]\n: 1\n")

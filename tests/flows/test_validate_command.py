@@ -48,3 +48,22 @@ def test_names_that_are_right_and_a_tilde_in_every_path(path: Path, tmp_path: Pa
     assert f"base {tmp_path / 'model'}" in told
     mine = ["evaluation.gold_function=nowhere.at_all:f", "reward.allowed_functions=['nowhere.at_all:f']"]
     assert "is valid" in validate_config(path, mine), "nothing is imported here: the stages' machine may have more"
+
+
+def test_what_cannot_be_read_is_told_in_words_and_all_at_once(path: Path, tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 300)
+    with pytest.raises(PreflightError) as refused:
+        validate_config(path, [f"models.base={long}", f"data.source={long}"])
+    told = str(refused.value)
+    assert f"models.base: {long}: cannot be read: File name too long" in told
+    assert "data.source" in told
+    assert told.count("File name too long") == 2
+
+
+def test_a_data_file_that_may_not_be_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused_file(*arguments: object) -> object:
+        raise PermissionError(13, "Permission denied", "pairs.jsonl")
+
+    monkeypatch.setattr("training.data.look.read_file", refused_file)
+    with pytest.raises(PreflightError, match=r"data\.source .*pairs\.jsonl: cannot be read: Permission denied"):
+        validate_config(path, [])

@@ -90,6 +90,21 @@ def test_adapters_on_modules_that_are_there(small: str) -> None:
     check_models(config_of("quickstart", distill={"lora_target_modules": ["q_proj", "down_proj"]}))
 
 
+def test_sft_that_never_runs_refuses_nothing(small: str) -> None:
+    """`auto` trains no base that has a chat template already."""
+    sft = {"lora_rank": 4, "lora_target_modules": ["c_attn"]}
+    assert "sft.lora_target_modules" in refusal(config_of(small, sft=sft))
+    (Path(small) / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    check_models(config_of(small, sft=sft))
+    check_models(config_of(small, sft=sft | {"run": "never"}))
+    assert "sft.lora_target_modules" in refusal(config_of(small, sft=sft | {"run": "always"}))
+
+
+def test_a_path_that_the_system_refuses_is_told_with_its_key(small: str) -> None:
+    assert "models.base: /" + "x" * 300 + ": cannot be read: File name too long" in refusal(config_of("/" + "x" * 300))
+    assert "models.teacher: /" in refusal(config_of(small, {"teacher": "/" + "x" * 300}))
+
+
 def test_everything_is_told_at_once(small: str) -> None:
     asked = {"student_layers": 9, "max_prompt_length": 5000, "max_response_length": 100}
     told = refusal(config_of(small, asked | {"teacher": "/nowhere"}))
