@@ -38,6 +38,13 @@ def test_profile_is_valid_and_its_chain_is_named_apart(name: str) -> None:
     assert config.registry.model != "nightjar-policy", "each profile has a registered model of its own"
 
 
+def test_the_night_of_the_stack_tests_is_valid() -> None:
+    """They run where servers are, which is seldom; its YAML ages with every change of the schema."""
+    config = load_config(ROOT / "tests" / "integration" / "short.yaml")
+    assert config.name == "short"
+    assert config.registry.model == "short-policy"
+
+
 @pytest.mark.parametrize("name", PROFILES)
 def test_hints_in_comments_name_real_keys(name: str) -> None:
     """An override that a comment recommends must work."""

@@ -45,7 +45,15 @@ class Look:
         )
         if not self.bad:
             return f"{told}, all sound"
-        return f"{told}, {sum(self.bad.values())} of them for quarantine ({self.reasons})"
+        told = f"{told}, {sum(self.bad.values())} of them for quarantine ({self.reasons})"
+        if not self.nothing_sound:
+            return told
+        return f"{told}; note: none of these rows is sound, so that everything depends on the rows not looked at"
+
+    @property
+    def nothing_sound(self) -> bool:
+        """Whether every row looked at is one for quarantine."""
+        return sum(self.bad.values()) == self.rows
 
     @property
     def reasons(self) -> str:
@@ -54,7 +62,8 @@ class Look:
 
 
 def look_at(config: DataConfig) -> Look:
-    """Look at `config.source`. Raises DataError: not there, unreadable, no rows, wrong columns, or no sound row."""
+    """Look at `config.source`. Raises DataError: not there, unreadable, no rows, wrong columns, or not
+    enough sound rows in all. What was not looked at is given the benefit of the doubt: a night reads it."""
     assert config.source is not None
     source = open_source(config.source)
     chosen = _few(source.files)
@@ -114,7 +123,7 @@ def _problems(rows: Sequence[RawRow], shape: Shape, config: DataConfig, default_
 
 def _refuse_nothing_sound(config: DataConfig, found: Look) -> None:
     bad = sum(found.bad.values())
-    if bad == found.rows:
+    if found.everything and found.nothing_sound:
         raise DataError(
             f"data.source {_shown(config)}: none of the {bad} rows looked at is sound ({found.reasons})",
             "look at the file; name its columns under data.columns, or another data.format",

@@ -90,6 +90,16 @@ def test_rows_that_no_night_could_use(tmp_path: Path, rows: list[dict], words: s
     assert words in refusal(write(tmp_path / name, rows))
 
 
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+def test_bad_rows_at_the_head_of_a_sound_file_are_told_and_refuse_nothing(tmp_path: Path, name: str) -> None:
+    """One in a hundred is bad, which a night puts into quarantine: they only happen to come first."""
+    head = [PAIR | {"chosen": "", "rejected": ""}] * ROWS
+    found = look_at(config_of(write(tmp_path / name, head + numbered(PAIR, 20_000))))
+    assert (found.rows, found.everything, found.nothing_sound) == (ROWS, False, True)
+    assert f"{ROWS} of them for quarantine" in found.sentence
+    assert "note: none of these rows is sound" in found.sentence
+
+
 def test_columns_named_in_the_config(tmp_path: Path) -> None:
     rows = [{"question": f"q {i}", "better": "a", "worse": "b"} for i in range(20)]
     file = write(tmp_path / "rows.parquet", rows)
