@@ -42,6 +42,7 @@ def _entry(site: Site, by: str, why: str) -> Entry:
         act=new_act(),
         champions=(*earlier, *([champion] if champion is not None else [])),
         banned=banned,
+        ever_taken_down=tuple(version.number for version in versions if ROLLED_BACK_AT in version.tags),
         by=by,
         why=why,
     )

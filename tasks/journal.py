@@ -36,7 +36,8 @@ class Entry:
     Promotion (`pending`, `verified`, `reverted`): `candidate` replaces `previous` (null: there was none).
     Rollback (`rollback_pending`, `rolled_back`, `reverted`): `restored` replaces `taken_down`.
     Adoption (`adopted`): a person takes the registry as it is; `champions` (the last is the present one) and `banned`
-    (version -> sha256 of its weights) hold from here on, whatever was before.
+    (version -> sha256 of its weights) hold from here on, whatever was before. `ever_taken_down`: all that were rolled
+    back once, also those that a person has put back since and that are therefore not banned.
     `act` is the same in all lines of one act. `digest` is the sha256 of the candidate's or taken down weights.
 
     Example: {"seq": 7, "event": "pending", "model": "nightjar-policy", "act": "3f0c...", "previous": "3",
@@ -57,6 +58,7 @@ class Entry:
     forced: bool = False
     champions: tuple[str, ...] = ()
     banned: Mapping[str, str | None] = field(default_factory=dict)
+    ever_taken_down: tuple[str, ...] = ()
     time: str = ""
     seq: int = 0
 
@@ -187,7 +189,7 @@ def _adopted(standing: Standing, entry: Entry) -> None:
     """What was before is no longer believed, digests and open acts included."""
     standing.champions, standing.banned, standing.open = list(entry.champions), dict(entry.banned), {}
     standing.promoted = dict.fromkeys([*entry.champions, *entry.banned])
-    standing.taken_down = set(entry.banned)
+    standing.taken_down = {*entry.banned, *entry.ever_taken_down}
     standing.adopted = entry.time
 
 

@@ -20,7 +20,7 @@ from tasks.registry_errors import JournalContradicted, JournalError, PromotionEr
 from tasks.retention import retain
 from tasks.rollback import rollback
 from tasks.site import Site
-from tasks.version_tags import DIGEST, NIGHT, PROMOTED_AT, ROLLBACK_REASON, ROLLED_BACK_AT
+from tasks.version_tags import DIGEST, FORCED, NIGHT, PROMOTED_AT, ROLLBACK_REASON, ROLLED_BACK_AT
 from tests.stored_nights import run_night
 
 AGREED = Agreement()
@@ -178,6 +178,21 @@ def test_adoption_makes_a_lost_journal_agree_and_keeps_bans(plain: Site) -> None
     assert "nothing to adopt" in adopt(plain, by="ada", why="again")
     assert len(plain.journal.entries()) == 1
     assert reconcile(plain).nothing_to_do
+
+
+@pytest.mark.parametrize("how", ["forced", "by hand"])
+def test_adoption_takes_a_version_that_came_back_after_its_rollback(plain: Site, how: str) -> None:
+    first = made_champion(plain)
+    second = made_champion(plain, previous=first)
+    taken_down(plain, second, first)
+    plain.registry.set_alias(CHAMPION, second)
+    if how == "forced":
+        plain.registry.tag(second, {FORCED: "ada: it is good", PROMOTED_AT: "2025-06-04T04:00:00Z"})
+    plain.journal.log.path.unlink()
+    adopt(plain, by="ada", why="the disk died")
+    assert compare(plain) == AGREED, "its tag still says that it was rolled back once"
+    assert plain.journal.champions(plain.model) == (first, second)
+    assert plain.journal.banned_versions(plain.model) == {}
 
 
 def test_adoption_begins_anew_under_a_new_database(plain: Site, empty_database: Path) -> None:
