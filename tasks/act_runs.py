@@ -29,9 +29,9 @@ def acting(night: NightWork, act: str) -> Iterator[None]:
     try:
         yield
     except Exception:
-        _note(night, act, StageNote(how="failed", seconds=time.monotonic() - started))
+        _note(night, act, StageNote(how="failed", seconds=time.monotonic() - started, ended=time.time()))
         raise
-    _note(night, act, StageNote(how="done", seconds=time.monotonic() - started))
+    _note(night, act, StageNote(how="done", seconds=time.monotonic() - started, ended=time.time()))
 
 
 def publish_acts(night: NightWork) -> None:
@@ -74,4 +74,5 @@ def _publish(night: NightWork, act: str, note: StageNote) -> None:
         alias = "champion" if act == PROMOTE and state.promoted else "challenger"
         tags |= {"nightjar.version": state.version, "nightjar.alias": alias, "nightjar.model": night.site.model}
         tags |= {"nightjar.previous": state.champion.version} if state.champion is not None else {}
-    run.finish_act(act, "FINISHED" if note.how == "done" else "FAILED", metrics, tags)
+    ended = note.ended or state.ended
+    run.finish_act(act, "FINISHED" if note.how == "done" else "FAILED", metrics, tags, ended)

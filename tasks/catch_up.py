@@ -40,7 +40,7 @@ def _send(night: NightWork) -> None:
         if stage in night.results:
             directory = Path(note.directory)
             done = StageRun(night.results[stage], directory, reused=False, attempts=0, seconds=note.seconds)
-            night.tracker.stage_done(stage, done)
+            night.tracker.stage_done(stage, done, note.ended or night.state.ended)
     if "validate" in night.results:
         publish_validation(night)
     report, decision = None, None

@@ -42,11 +42,15 @@ class FrozenChampion(Section):
 
 
 class StageNote(Section):
-    """How a stage came about in this night: `how` is done or reused, or failed; seconds of wall clock."""
+    """How a stage came about in this night: `how` is done or reused, or failed; seconds of wall clock.
+
+    `ended`: when, in seconds since 1970; null in nights of before.
+    """
 
     how: Literal["done", "reused", "failed"]
     seconds: Seconds
     attempts: int = 0
+    ended: Moment | None = None
     directory: str = ""
     key: str = ""
 

@@ -54,12 +54,15 @@ class NightTracker:
             raise
         self._end(thread, stop)
 
-    def stage_done(self, stage: str, done: StageRun) -> None:
-        """The rest of the metrics, and the final numbers: the stage's own, its seconds and its peak memory."""
+    def stage_done(self, stage: str, done: StageRun, ended: float | None = None) -> None:
+        """The rest of the metrics, and the final numbers: the stage's own, its seconds and its peak memory.
+
+        `ended`: when the stage was over, in seconds since 1970; null: now.
+        """
         result = done.result
         memory = {name: value for name, value in result.facts.items() if name in MEMORY}
         metrics = {**result.metrics, "wall_seconds": result.wall_seconds, **memory}
-        self.attempt(f"results of {stage}", lambda: self._finish(stage, done.directory, "FINISHED", metrics))
+        self.attempt(f"results of {stage}", lambda: self._finish(stage, done.directory, "FINISHED", metrics, ended))
 
     def attempt(self, what: str, act: Callable[[], object], *, uploads: bool = False, always: bool = False) -> None:
         """Do it; when MLflow is away or refuses, remember that it is owed. No display is worth a night.
@@ -95,11 +98,18 @@ class NightTracker:
         if not self.run.site.tracking_uri.startswith("sqlite:"):
             self._away_until = time.monotonic() + AWAY_SECONDS
 
-    def _finish(self, stage: str, directory: Path, status: str, metrics: dict[str, float | None]) -> None:
+    def _finish(
+        self,
+        stage: str,
+        directory: Path,
+        status: str,
+        metrics: dict[str, float | None],
+        ended: float | None = None,
+    ) -> None:
         sent = deliver_metrics(directory, self.run.destination(stage), final=True)
         if sent.late is not None:
             raise TrackingUnavailable(sent.late)
-        self.run.finish_stage(stage, status, metrics)
+        self.run.finish_stage(stage, status, metrics, ended)
 
     def _deliver(self, stage: str, directory: Path, stop: threading.Event) -> None:
         while not stop.wait(DELIVER_SECONDS):

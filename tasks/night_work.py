@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -118,6 +119,7 @@ class NightWork:
             how="reused" if done.reused else "done",
             seconds=done.seconds,
             attempts=done.attempts,
+            ended=time.time(),
             directory=str(done.directory),
             key=done.result.key,
         )
@@ -126,7 +128,7 @@ class NightWork:
 
     def lost(self, stage: str, seconds: float) -> None:
         """A stage has failed."""
-        note = StageNote(how="failed", seconds=seconds, directory=str(self.directory(stage)))
+        note = StageNote(how="failed", seconds=seconds, ended=time.time(), directory=str(self.directory(stage)))
         self.state = self.book.note_stage(self.state, stage, note)
 
     def reload(self) -> None:

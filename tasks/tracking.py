@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -50,6 +51,7 @@ class _State:
     run_id: str
     stages: dict[str, str] = field(default_factory=dict)
     ending: str | None = None
+    ending_at: float | None = None
     ended: bool = False
 
 
@@ -68,7 +70,7 @@ class NightRun:
         if state is None or not run_exists(site, state.run_id):
             experiment = experiment_of(site)
             state = _State(experiment, find_or_create_run(site, experiment, night, WHOLE_NIGHT, {}))
-        state.ending, state.ended = None, False
+        state.ending, state.ending_at, state.ended = None, None, False
         opened = cls(site, night, state)
         opened._save()
         opened._resume(state.run_id)
@@ -104,22 +106,36 @@ class NightRun:
         return Destination(client, uri, self.stage_run(stage), self.site.config.max_points)
 
     def finish_stage(
-        self, stage: str, status: str = "FINISHED", metrics: Mapping[str, float | None] | None = None
+        self,
+        stage: str,
+        status: str = "FINISHED",
+        metrics: Mapping[str, float | None] | None = None,
+        ended: float | None = None,
     ) -> None:
-        """End a stage's run (FINISHED, FAILED or KILLED) with its final metrics, shown as final/<name>."""
+        """End a stage's run (FINISHED, FAILED or KILLED) with its final metrics, shown as final/<name>.
+
+        `ended`: when the stage was over, in seconds since 1970; null: now.
+        """
         run_id = self.stage_run(stage)
         self.log_final(run_id, metrics or {})
         with answering(self.site.tracking_uri):
-            self.site.registry.client.set_terminated(run_id, status=status)
+            self._end(run_id, status, ended)
 
-    def finish_act(self, act: str, status: str, metrics: Mapping[str, float], tags: Mapping[str, str]) -> None:
+    def finish_act(
+        self,
+        act: str,
+        status: str,
+        metrics: Mapping[str, float],
+        tags: Mapping[str, str],
+        ended: float | None = None,
+    ) -> None:
         """End the run of an act of the night's own process (gate, register, promote) with its numbers and tags."""
         run_id, client = self.stage_run(act), self.site.registry.client
         self.log_final(run_id, metrics, prefix="")
         with answering(self.site.tracking_uri):
             for name, value in tags.items():
                 client.set_tag(run_id, mlflow_key(name), value)
-            client.set_terminated(run_id, status=status)
+            self._end(run_id, status, ended)
 
     def log_final(self, run_id: str, metrics: Mapping[str, float | None], prefix: str = "final/") -> None:
         """Final numbers of a run. A value that is not finite (null in a result) is a tag, not a number."""
@@ -211,14 +227,15 @@ class NightRun:
 
         `ended`: when the night was over, in seconds since 1970; null: now.
         """
-        self._state.ending = status
+        self._state.ending, self._state.ending_at = status, ended or time.time()
         self._save()
+        end_time = round(self._state.ending_at * 1000)
         client, uri = self.site.registry.client, self.site.tracking_uri
         condition = f"tags.`{PARENT}` = '{self.run_id}' and attributes.status = 'RUNNING'"
         with answering(uri):
             for run in client.search_runs([self._state.experiment_id], condition):
-                client.set_terminated(run.info.run_id, status="KILLED" if status == "FINISHED" else status)
-            client.set_terminated(self.run_id, status=status, end_time=round(ended * 1000) if ended else None)
+                self._end(run.info.run_id, "KILLED" if status == "FINISHED" else status, self._state.ending_at)
+            client.set_terminated(self.run_id, status=status, end_time=end_time)
         self._state.ended = True
         self._save()
 
@@ -234,6 +251,13 @@ class NightRun:
             client.log_batch(self.run_id, params=missing)
             client.set_tag(self.run_id, CONFIG_HASH, config.config_hash)
             client.log_dict(self.run_id, config.model_dump(mode="json"), "config/night.yaml")
+
+    def _end(self, run_id: str, status: str, ended: float | None) -> None:
+        """End a run when its work ended, never before it began. One that has ended like this already keeps its end."""
+        info = self.site.registry.client.get_run(run_id).info
+        if info.status != status or info.end_time is None:
+            end_time = max(round((ended or time.time()) * 1000), info.start_time)
+            self.site.registry.client.set_terminated(run_id, status=status, end_time=end_time)
 
     def _resume(self, run_id: str) -> None:
         with answering(self.site.tracking_uri):
@@ -252,7 +276,7 @@ def finish_late(site: Site) -> list[str]:
     for file in sorted((site.home / "runs").glob(f"*/{STATE}")):
         state = _read_state(site.home, file.parent.name)
         if state is not None and state.ending is not None and not state.ended:
-            NightRun(site, file.parent.name, state).finish(state.ending)
+            NightRun(site, file.parent.name, state).finish(state.ending, state.ending_at)
             finished.append(file.parent.name)
     return finished
 

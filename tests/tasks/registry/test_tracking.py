@@ -103,6 +103,22 @@ def test_finish_closes_what_is_still_open_below(site: Site, config: NightConfig)
     assert site.registry.client.get_run(night.run_id).info.end_time == 1_000_500, "told late, it ended when it did"
 
 
+def test_what_is_told_late_ended_when_it_did(site: Site, config: NightConfig) -> None:
+    night, client = NightRun.open(site, "n1", config), site.registry.client
+    stage, act, open_one = (night.stage_run(name) for name in ("ppo", "gate", "reward"))
+    began = client.get_run(open_one).info.start_time
+    for _ in range(2):
+        night.finish_stage("ppo", ended=began / 1000 + 60)
+        night.finish_act("gate", "FINISHED", {}, {}, began / 1000 + 61)
+    night.finish_stage("ppo", metrics={"loss": 1.0})
+    night.finish("FAILED", began / 1000 + 62)
+    ends = [client.get_run(run).info.end_time for run in (stage, act, open_one, night.run_id)]
+    assert ends == pytest.approx([began + 60_000, began + 61_000, began + 62_000, began + 62_000], abs=1)
+    night.finish_stage("sft", ended=1000.0)
+    made_late = client.get_run(night.stage_run("sft")).info
+    assert made_late.end_time == made_late.start_time, "no run ends before it began"
+
+
 def test_an_end_that_mlflow_missed_is_made_up_for(
     site: Site, config: NightConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
