@@ -18,6 +18,8 @@ from tests.benchmarks.alignment.variants import DPO_RATES, OVEROPTIMISE, dpo_nam
 
 NOISES = (0.0, 0.1, 0.25)
 GRID = np.linspace(0.0, 0.3, 61)
+FEWEST_SEEDS = 2
+"""A line of one seed says nothing about a variant."""
 
 
 def draw_frontiers(found: Sequence[RunResult], file: Path) -> None:
@@ -45,6 +47,8 @@ def draw_frontiers(found: Sequence[RunResult], file: Path) -> None:
 def _draw(axis: Axes, runs: dict[str, dict[int, RunResult]], names: Sequence[str], label: str, colour: str) -> None:
     there = [name for name in names if name in runs]
     seeds = sorted({seed for name in there for seed in runs[name]})
+    if len(seeds) < FEWEST_SEEDS:
+        return
     curves = []
     for seed in seeds:
         points = [p for name in there if seed in runs[name] for p in [*runs[name][seed].points, runs[name][seed].final]]
