@@ -110,6 +110,37 @@ def _gate_problems(config: NightConfig) -> Iterator[str]:
             yield f"{key}.metric: {said}"
             continue
         yield from (f"{key}{said}" for said in _misused(rule, next(m for m in REPORT_METRICS if m.name == rule.metric)))
+        yield from (f"{key}{said}" for said in _never_judged(rule, config))
+
+
+def _never_judged(rule: GateRule, config: NightConfig) -> Iterator[str]:
+    """What a rule waits for in vain: on every night, or on the first one, which then never makes a champion."""
+    most, keys = _samples(rule.metric, config)
+    if most is not None and rule.min_n > most:
+        yield (
+            f".min_n: {rule.min_n} samples of {rule.metric!r} are needed, and there are at most {most} ({keys}), so "
+            f"that it fails every night; write min_n: {most} or less, or raise {keys}"
+        )
+    if most is not None and rule.slices and rule.min_slice_n > most:
+        yield (
+            f".min_slice_n: {rule.min_slice_n} samples of a slice are needed, and there are at most {most} in all "
+            f"({keys}); write less, or raise {keys}"
+        )
+    if rule.metric == "win_rate" and not rule.needs_champion:
+        yield (
+            ".needs_champion: 'win_rate' compares with the champion, so that the rule fails the first night, which has "
+            "none; write needs_champion: true, or the metric win_rate_reference"
+        )
+
+
+def _samples(metric: str, config: NightConfig) -> tuple[int | None, str]:
+    """The most samples that the metric can rest on, and the key that says so; None where only the data say."""
+    if metric == "perplexity":
+        return config.evaluation.perplexity_rows, "evaluation.perplexity_rows"
+    if metric == "reward_model_accuracy":
+        return config.data.max_validation_rows, "data.max_validation_rows"
+    frozen, asked = config.data.evaluation_prompts, config.evaluation.prompts
+    return min(frozen, asked), "data.evaluation_prompts" if frozen < asked else "evaluation.prompts"
 
 
 def _misused(rule: GateRule, metric: ReportMetric) -> Iterator[str]:

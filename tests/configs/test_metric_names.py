@@ -84,6 +84,28 @@ def test_a_limit_that_the_metric_cannot_meet(tmp_path: Path, rule: dict, words: 
     assert words in refusal(written(tmp_path, **gates(rule)))
 
 
+@pytest.mark.parametrize(
+    ("rule", "sections", "words"),
+    [
+        ({"metric": "reward", "min": 0.0, "min_n": 65}, {"evaluation": {"prompts": 64}},
+         "gates.rules[1].min_n: 65 samples of 'reward' are needed, and there are at most 64 (evaluation.prompts)"),
+        ({"metric": "kl_ref", "max": 0.3, "min_n": 65}, {"data": {"source": "x", "evaluation_prompts": 64}},
+         "at most 64 (data.evaluation_prompts)"),
+        ({"metric": "perplexity", "max": 9.0, "min_n": 17}, {"evaluation": {"perplexity_rows": 16}},
+         "at most 16 (evaluation.perplexity_rows)"),
+        ({"metric": "reward_model_accuracy", "min": 0.5}, {"data": {"source": "x", "max_validation_rows": 16}},
+         "gates.rules[1].min_n: 30 samples"),
+        ({"metric": "reward", "min": 0.0, "slices": ["length=*"], "min_slice_n": 65}, {"evaluation": {"prompts": 64}},
+         "gates.rules[1].min_slice_n: 65 samples"),
+        ({"metric": "win_rate", "min": 0.5}, {}, "gates.rules[1].needs_champion: 'win_rate' compares with the champ"),
+    ],
+)  # fmt: skip
+def test_a_rule_that_waits_in_vain(tmp_path: Path, rule: dict, sections: dict, words: str) -> None:
+    assert words in refusal(written(tmp_path, **gates(rule), **sections))
+    sound = rule | {"min_n": 16, "min_slice_n": 16, "needs_champion": True}
+    load_config(written(tmp_path, **gates(sound), **sections))
+
+
 def test_everything_is_told_at_once_and_sound_rules_pass(tmp_path: Path) -> None:
     wrong = gates({"metric": "a_b", "min": 0.0}) | {"watch": {"limits": [{"metric": "c_d", "max": 1.0}]}}
     told = refusal(written(tmp_path, **wrong))
@@ -99,7 +121,7 @@ def test_overrides_are_held_to_it_as_well(tmp_path: Path) -> None:
 
 
 def test_every_metric_can_be_named_where_it_is_measured(tmp_path: Path) -> None:
-    rules = [{"metric": metric.name, "min": 0.0} for metric in REPORT_METRICS]
+    rules = [{"metric": metric.name, "min": 0.0, "needs_champion": True} for metric in REPORT_METRICS]
     guards = [{"metric": name, "threshold": 0.0} for name in STEP_METRICS]
     config = load_config(
         written(tmp_path, gates={"rules": rules}, guards={"rules": guards}, evaluation={"gold_function": "quickstart"})

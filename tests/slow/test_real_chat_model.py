@@ -34,6 +34,7 @@ CUT = [
     "rollout.prompts_per_round=4", "guards.kl_probe_prompts=4", "guards.perplexity_rows=4",
     "evaluation.prompts=8", "evaluation.perplexity_rows=4", "evaluation.bootstrap_samples=200",
     "registry.verify_prompts=['Hello!']",
+    "gates.rules=[{metric: reward, direction: higher, baseline: reference, min_improvement: 0, min_n: 8}]",
 ]  # fmt: skip
 
 
