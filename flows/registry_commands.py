@@ -49,7 +49,7 @@ def reconcile_now(
     closed = [f"MLflow run {run} of a dead process was ended as KILLED" for run in done.closed_runs]
     sentences = [*adopted, *late, *done.settled, *closed, *done.problems, *done.moved]
     told = "\n".join(sentences) if sentences else "nothing to do: everything was closed properly"
-    return told, not done.contradicted
+    return told, not done.problems
 
 
 def answer(home: Path, model: str | None, prompt: str, max_new_tokens: int, chain: str | None = None) -> str:

@@ -26,6 +26,8 @@ class LogContents:
     torn: int
     lines: tuple[int, ...] = ()
     """Where each record stands in the file, counted from 1."""
+    unsealed: bool = False
+    """Whether the last line is a fragment that nothing has closed yet."""
 
 
 class AppendLog:
@@ -53,6 +55,17 @@ class AppendLog:
             fsync_folder(self.path.parent)
         return numbered
 
+    def seal(self) -> bool:
+        """Close the fragment that a dead writer left at the end; says whether there was one."""
+        if not self.read().unsealed:
+            return False
+        with self._locked() as descriptor:
+            # Under the lock nobody is writing, so what still lacks its newline will never get it.
+            is_torn = _ends_in_fragment(descriptor)
+            if is_torn:
+                _write_whole(descriptor, SEAL + b"\n", self.path)
+        return is_torn
+
     def read(self) -> LogContents:
         """All records. Raises JournalError naming the line that is neither a record nor a sealed fragment."""
         *lines, rest = self._content().split(b"\n")
@@ -65,7 +78,7 @@ class AppendLog:
             else:
                 records.append(self._parse(line, number, expected_seq=len(records) + 1))
                 numbers.append(number)
-        return LogContents(tuple(records), torn, tuple(numbers))
+        return LogContents(tuple(records), torn, tuple(numbers), bool(rest))
 
     def _content(self) -> bytes:
         try:

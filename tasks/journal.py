@@ -107,7 +107,7 @@ class Journal:
         return [entry for entry in found if model is None or entry.model == model]
 
     def torn_lines(self) -> int:
-        """Fragments left by writers that died inside a line; a problem to report, never a record."""
+        """Fragments left by writers that died inside a line, sealed or not: never a record."""
         return self.log.read().torn
 
     def champions(self, model: str) -> tuple[str, ...]:

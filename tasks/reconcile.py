@@ -25,7 +25,7 @@ class Reconciled:
     """What was found and done. `problems` are left for a person."""
 
     settled: list[str] = field(default_factory=list)
-    """One sentence an act of the journal that was reverted or completed."""
+    """One sentence an act of the journal that was reverted or completed, and a torn line that was sealed."""
     closed_runs: list[str] = field(default_factory=list)
     """MLflow runs of dead processes, now KILLED."""
     problems: list[str] = field(default_factory=list)
@@ -53,9 +53,6 @@ def reconcile(site: Site) -> Reconciled:
             _settle(site, done)
     except LockHeld as error:
         done.problems.append(error.message)
-    if torn := site.journal.torn_lines():
-        what = f"{torn} torn line(s) of a killed writer; they count as not written"
-        done.problems.append(f"{site.journal.log.path}: {what}")
     _remove_scratch(site)
     done.closed_runs = close_dead_runs(site)
     return done
@@ -68,6 +65,9 @@ def _settle(site: Site, done: Reconciled) -> None:
         done.problems += [*found.lost, f"what to do: {way_out(site)}"]
         return
     done.settled = [settled.sentence for settled in settle_unfinished(site)]
+    if site.journal.log.seal():
+        what = "the torn last line of a killed writer was sealed; it counts as not written"
+        done.settled.append(f"{site.journal.log.path}: {what}")
     _mend_previous(site)
     # A promotion that was just reverted was nobody's hand.
     done.moved = list(compare(site).moved if done.settled else found.moved)

@@ -180,6 +180,14 @@ def test_reconcile_says_a_contradiction_and_adopts_when_told_to(home: Path) -> N
     assert "no open problems" in shown(home)
 
 
+def test_reconcile_says_that_a_lock_is_left_for_a_person(home: Path) -> None:
+    with site_of(home).locked("promotion of version 7"):
+        told, is_done = reconcile_now(home)
+    assert not is_done
+    assert "promotion of version 7" in told
+    assert reconcile_now(home)[1]
+
+
 @pytest.mark.usefixtures("light_registry")
 def test_a_night_with_a_damaged_record_is_explained_from_its_files(nights) -> None:
     assert nights.run().is_completed()

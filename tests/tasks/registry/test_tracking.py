@@ -166,9 +166,12 @@ def test_a_lease_ends_with_its_process(site: Site, config: NightConfig) -> None:
     assert read_lease(site.home, "n1") is None
 
 
-def test_torn_journal_lines_are_told(site: Site) -> None:
+def test_a_torn_journal_line_is_told_once_and_sealed(site: Site) -> None:
     (site.home / "journal.jsonl").write_bytes(b'{"seq": 1, "ev')
-    assert "1 torn line" in reconcile(site).problems[0]
+    done = reconcile(site)
+    assert "torn last line of a killed writer was sealed" in done.settled[0]
+    assert (done.problems, site.journal.torn_lines()) == ([], 1)
+    assert reconcile(site).nothing_to_do, "a sealed fragment is nothing that a person has to do"
 
 
 def test_a_promotion_at_work_is_left_alone(site: Site) -> None:
