@@ -12,6 +12,7 @@ from tasks.promotion import Force, Promotion, promote
 from tasks.registry_errors import PromotionRaced
 from tasks.stages import code_version
 from tasks.version_tags import Lineage
+from training.data.snapshot import read_manifest
 from training.evaluation.decision import GateDecision
 
 
@@ -23,7 +24,7 @@ def register_version(night: NightWork, decision: GateDecision) -> str:
     night.keep()
     lineage = Lineage(
         verdict=decision.verdict,
-        data_sha256=materials.snapshot.sha256,
+        data_sha256=read_manifest(Path(materials.snapshot.path)).sha256,
         config_hash=night.state.config_hash,
         code_version=code_version(),
         reward_model_sha256=materials.reward_model.sha256 if materials.reward_model is not None else "",

@@ -27,7 +27,8 @@ ROLLBACK_REASON = "nightjar.rollback_reason"
 class Lineage:
     """Where a version comes from; every field becomes a tag, empty ones do not.
 
-    `verdict`: of the gate (PASS, FAIL, INCONCLUSIVE, ERROR); `data_sha256`: of the snapshot; `reward_model_sha256`: of
+    `verdict`: of the gate (PASS, FAIL, INCONCLUSIVE, ERROR); `data_sha256`: of the snapshot, as its
+    manifest and the run's data set say; `reward_model_sha256`: of
     the student that scored; `judged_against`: the champion's version at the evaluation, or null on a cold start.
     """
 

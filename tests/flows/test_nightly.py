@@ -121,7 +121,11 @@ def test_runs_in_mlflow_are_nested_and_ended(chain) -> None:
         memory, seconds = (first[stage].data.metrics[f"final/{name}"] for name in ("peak_memory_mb", "wall_seconds"))
         assert memory > 10, stage
         assert seconds > 0, stage
-    assert parent.inputs.dataset_inputs[0].dataset.name == "preferences"
+    dataset = parent.inputs.dataset_inputs[0].dataset
+    assert dataset.name == "preferences"
+    data = client.get_model_version("nightjar-policy", "1").tags["nightjar.data_sha256"]
+    assert data == parent.data.tags["nightjar.sha256.preferences"]
+    assert data.startswith(dataset.digest), "version and data set can be joined"
 
 
 def test_gate_register_and_promote_have_runs_of_their_own(chain) -> None:
