@@ -33,7 +33,7 @@ from tasks.night_tracking import NightTracker
 from tasks.night_work import NightWork
 from tasks.progress import listener, listening
 from tasks.promotion import Force
-from tasks.publish import publish_judgement, publish_summary, publish_validation
+from tasks.publish import publish_failed_validation, publish_judgement, publish_summary, publish_validation
 from tasks.registry_errors import BannedVersion, LockHeld
 from tasks.run_lease import run_lease
 from tasks.site import Site
@@ -199,6 +199,9 @@ def _run_stage(night: NightWork, stage: str, spec: StageSpec) -> StageRun:
     except NightjarError:
         with only_shown(f"the seconds of {stage}"):
             night.lost(stage, time.monotonic() - started)
+        if stage == "validate":
+            with only_shown("the report of a failed validation"):
+                publish_failed_validation(night)
         raise
 
 

@@ -10,7 +10,7 @@ from tasks.launch import StageRun
 from tasks.night_state import NightBook, NightState
 from tasks.night_tracking import NightTracker
 from tasks.night_work import NightWork
-from tasks.publish import publish_judgement, publish_summary, publish_validation
+from tasks.publish import publish_failed_validation, publish_judgement, publish_summary, publish_validation
 from tasks.site import Site
 from tasks.summary import summarise
 
@@ -43,6 +43,8 @@ def _send(night: NightWork) -> None:
             night.tracker.stage_done(stage, done, note.ended or night.state.ended)
     if "validate" in night.results:
         publish_validation(night)
+    elif "validate" in night.state.stages:
+        publish_failed_validation(night)
     report, decision = None, None
     if night.state.verdict is not None and night.materials.report is not None:
         report = read_report(Path(night.materials.report.path))

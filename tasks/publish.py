@@ -16,6 +16,8 @@ from training.data.snapshot import open_snapshot
 from training.evaluation.report import EvaluationReport
 
 SUMMARY = "summary.md"
+VALIDATION, DATA_DOCS = "validation", "data_docs"
+"""Folders of the validate stage, and of its run's artifacts."""
 
 
 def publish_validation(night: NightWork) -> None:
@@ -24,9 +26,18 @@ def publish_validation(night: NightWork) -> None:
     snapshot = result.outputs.get("snapshot")
     if snapshot is not None:
         night.tracker.attempt("the data set", lambda: night.tracker.run.log_datasets([_dataset(snapshot)]))
-    for role, folder in (("report", "validation"), ("report_markdown", "validation"), ("data_docs", "data_docs")):
+    for role, folder in (("report", VALIDATION), ("report_markdown", VALIDATION), ("data_docs", DATA_DOCS)):
         if role in result.outputs:
             _artifact(night, Path(result.outputs[role].path), folder, "validate")
+
+
+def publish_failed_validation(night: NightWork) -> None:
+    """What a validation that refused its data has written before: the report and Data Docs say which rows and why."""
+    left = night.directory("validate") / VALIDATION
+    for file in sorted(left.glob("report*")):
+        _artifact(night, file, VALIDATION, "validate")
+    if (left / DATA_DOCS).is_dir():
+        _artifact(night, left / DATA_DOCS, DATA_DOCS, "validate")
 
 
 def publish_judgement(night: NightWork, report: EvaluationReport) -> None:

@@ -57,6 +57,20 @@ def test_a_failed_night_tells_its_own_error_though_the_disk_is_full(nights, monk
     assert status_in_mlflow(nights) == "FAILED"
 
 
+def test_a_night_that_fails_on_its_data_shows_the_report_and_data_docs(nights, monkeypatch) -> None:
+    """The stage writes them, then refuses."""
+    monkeypatch.setenv("NIGHTJAR_FAKE", "validate=refuse_data")
+    state = nights.run()
+    assert state.is_failed()
+    client = site_of(nights.home).registry.client
+    parent = client.get_run(state_of(nights).mlflow_run_id).info
+    (run,) = client.search_runs([parent.experiment_id], "tags.mlflow.runName = 'validate'")
+    assert run.info.status == "FAILED"
+    folders = [client.list_artifacts(run.info.run_id, folder) for folder in ("validation", "data_docs")]
+    shown = [item.path for folder in folders for item in folder]
+    assert shown == ["validation/report.json", "validation/report.md", "data_docs/index.html"]
+
+
 def test_a_full_disk_in_the_night_s_own_process_is_said_in_words(nights, monkeypatch) -> None:
     def full(self, *given):
         raise OSError(errno.ENOSPC, "No space left on device", str(nights.home / "runs/fake-0001/night.json"))

@@ -98,7 +98,12 @@ def validate(context: StageContext) -> dict[str, Path]:
 
     config = context.section("data", DataConfig)
     uri = str(context.spec.params["source"])
-    done = ingest(config, context.output("validation"), seed=context.spec.seed, source_uri=uri)
+    out = context.output("validation")
+    done = ingest(config, out, seed=context.spec.seed, source_uri=uri)
+    if behaviour_of(context) == "refuse_data":
+        (out / "data_docs").mkdir()
+        (out / "data_docs" / "index.html").write_text("one expectation failed")
+        raise StageError("the snapshot breaks 1 expectations")
     return {"snapshot": Path(done.snapshot.uri), "quarantine": done.quarantine, "report": done.report_json}
 
 
