@@ -37,7 +37,7 @@ def is_passing(task: Any, run: TaskRun, state: State[Any]) -> bool:
     return isinstance(error, TrackingUnavailable | LockHeld)
 
 
-@task(name="reconcile", retry_condition_fn=is_passing, **REGISTRY_RETRIES, **ACT)
+@task(name="reconcile", task_run_name="reconcile", retry_condition_fn=is_passing, **REGISTRY_RETRIES, **ACT)
 def reconcile_task(site: Site) -> Reconciled:
     """Close what dead processes left open."""
     return reconcile(site)
@@ -50,25 +50,25 @@ def stage_task(stage: str, spec: StageSpec, directory: str, plan: LaunchPlan, ni
         return run_where_it_belongs(spec, Path(directory), plan, night.config.runtime, night.ready)
 
 
-@task(name="gate", **ACT)
+@task(name="gate", task_run_name="gate", **ACT)
 def gate_task(night: NightWork, report: EvaluationReport) -> GateDecision:
     """The verdict, from the report and the rules alone."""
     return judge(report, night.config, night.state.champion is not None, night.folder / FOLDER)
 
 
-@task(name="register", retry_condition_fn=is_passing, **REGISTRY_RETRIES, **ACT)
+@task(name="register", task_run_name="register", retry_condition_fn=is_passing, **REGISTRY_RETRIES, **ACT)
 def register_task(night: NightWork, decision: GateDecision) -> str:
     """The policy as a verified version in the registry."""
     return register_version(night, decision)
 
 
-@task(name="promote", retry_condition_fn=is_passing, **REGISTRY_RETRIES, **ACT)
+@task(name="promote", task_run_name="promote", retry_condition_fn=is_passing, **REGISTRY_RETRIES, **ACT)
 def promote_task(night: NightWork, version: str, force: Force | None) -> Promotion:
     """The version as champion, or everything as it was."""
     return promote_version(night, version, force)
 
 
-@task(name="report", **ACT)
+@task(name="report", task_run_name="report", **ACT)
 def report_task(summary: NightSummary) -> None:
     """The night's page as Prefect artifacts: to read, and as the one table that the terminal shows."""
     key = summary.night.lower().replace("_", "-").replace(".", "-")

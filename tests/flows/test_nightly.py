@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 from prefect import get_client
-from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, LogFilter, LogFilterFlowRunId
 from prefect.logging.handlers import APILogHandler
 
 from tasks.last_config import site_of
@@ -164,6 +164,17 @@ def test_a_good_night_warns_of_nothing_in_prefect(chain) -> None:
     assert any("ppo starts, attempt 1" in message for _, message in told)
     assert (logging.INFO, "ppo: round 0: answers 3") in told
     assert [message for level, message in told if level >= logging.WARNING] == []
+
+
+def test_task_runs_are_called_what_they_do(chain) -> None:
+    nights, _, _ = chain
+
+    async def read():
+        async with get_client() as client:
+            wanted = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(state_of(nights, 1).flow_run_id)]))
+            return await client.read_task_runs(flow_run_filter=wanted)
+
+    assert {run.name for run in asyncio.run(read())} == {"reconcile", *STAGES, *ACTS, "report"}
 
 
 def test_each_night_draws_anew_and_its_evaluation_prompts_stay(chain) -> None:
