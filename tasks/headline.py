@@ -14,10 +14,15 @@ def headline(state: NightState, decision: GateDecision | None) -> str:
     if decision is None:
         return state.reason or state.status
     if state.promoted:
-        return f"promoted: version {state.version} is champion; {_why_promoted(state, decision)}"
+        return f"{promoted_as(state.version)}; {_why_promoted(state, decision)}"
     if decision.promote:
         return f"not promoted, although {_held(decision)}: {state.reason or 'the champion stays'}"
     return f"not promoted: {decision.sentence}" + (f" {state.reason}" if state.reason else "")
+
+
+def promoted_as(version: str | None) -> str:
+    """How the headline of a night that promoted begins: true of that night, so other pages say it in the past."""
+    return f"promoted: version {version} is champion"
 
 
 def _why_promoted(state: NightState, decision: GateDecision) -> str:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tasks.headline import promoted_as
 from tasks.summary import AnswerLine, NightSummary
+from tasks.version_tags import ROLLBACK_REASON, ROLLED_BACK_AT
 from training.evaluation.gate_markdown import bullet, plain
 
 _ANSWERS = 3
@@ -16,6 +18,8 @@ _MODELS = ("new", "champion", "reference", "new - champion", "new - reference")
 
 NOTE_CHARACTERS = 7_900
 """MLflow keeps 8,000 characters of a tag, and the note is one."""
+SUMMARY = "summary.md"
+"""The artifact of the night's run that holds the whole page."""
 DESCRIPTION_CHARACTERS = 4_900
 """MLflow keeps 5,000 characters of a version's description."""
 
@@ -36,9 +40,27 @@ def night_markdown(summary: NightSummary, pictures: Mapping[str, str] | None = N
 
 
 def version_markdown(summary: NightSummary) -> str:
-    """What the page of the night's version says: what became of it, and a sentence a rule."""
+    """What the page of the night's version says: what became of it in that night, and a sentence a rule.
+
+    In the past tense, since the page stays when another version is champion.
+    """
     rules = "\n".join(bullet(line.label, line.sentence) for line in summary.gate)
-    return f"**{plain(summary.headline)}** (night {plain(summary.night)})\n\n{rules}\n"
+    past = f"version {summary.version} was promoted by night {summary.night}"
+    told, current = summary.headline, promoted_as(summary.version)
+    told = past + told.removeprefix(current) if told.startswith(current) else f"{told} (night {summary.night})"
+    return f"**{plain(told)}**\n\n{rules}\n"
+
+
+def with_rollback(markdown: str, tags: Mapping[str, str]) -> str:
+    """A version's page with when and why it was rolled back on top, as far as its tags say so."""
+    if ROLLBACK_REASON not in tags:
+        return markdown
+    top = f"**rolled back{_at(tags.get(ROLLED_BACK_AT))}: {plain(tags[ROLLBACK_REASON])}**"
+    return fit_note(f"{top}\n\n{markdown}", SUMMARY, DESCRIPTION_CHARACTERS)
+
+
+def _at(moment: str | None) -> str:
+    return f" {moment}" if moment else ""
 
 
 def _registered(summary: NightSummary) -> str:

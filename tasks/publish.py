@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tasks.act_runs import publish_acts
 from tasks.judging import FOLDER, tell_outcome
-from tasks.night_page import DESCRIPTION_CHARACTERS, fit_note, night_markdown, version_markdown
+from tasks.night_page import DESCRIPTION_CHARACTERS, SUMMARY, fit_note, night_markdown, version_markdown, with_rollback
 from tasks.night_work import NightWork
 from tasks.review import ReviewFiles, answers_table, night_figures
 from tasks.summary import NightSummary
@@ -15,7 +15,6 @@ from training.contract import METRICS, FileRef
 from training.data.snapshot import open_snapshot
 from training.evaluation.report import EvaluationReport
 
-SUMMARY = "summary.md"
 VALIDATION, DATA_DOCS = "validation", "data_docs"
 """Folders of the validate stage, and of its run's artifacts."""
 
@@ -83,9 +82,15 @@ def publish_summary(night: NightWork, summary: NightSummary) -> None:
     night.tracker.attempt("the note", lambda: run.note(night_markdown(summary, run.pictures()), f"summary/{SUMMARY}"))
     version, told = night.state.version, fit_note(version_markdown(summary), SUMMARY, DESCRIPTION_CHARACTERS)
     if version is not None:
-        night.tracker.attempt("the version's description", lambda: night.site.registry.describe(version, told))
+        night.tracker.attempt("the version's description", lambda: _describe(night, version, told))
     tags = {"nightjar.verdict": night.state.verdict or night.state.status}
     night.tracker.attempt("the verdict", lambda: run.tag(tags))
+
+
+def _describe(night: NightWork, version: str, told: str) -> None:
+    """Told late, it may come after a rollback, which stays on top."""
+    registry = night.site.registry
+    registry.describe(version, with_rollback(told, registry.version(version).tags))
 
 
 def _artifact(night: NightWork, path: Path, folder: str, stage: str | None) -> None:

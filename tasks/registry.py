@@ -127,6 +127,11 @@ class ModelRegistry:
             with answering(self.tracking_uri):
                 self.client.set_model_version_tag(self.name, number, key, value)
 
+    def description(self, number: str) -> str:
+        """What a version's page shows on top; empty where nothing was set."""
+        with answering(self.tracking_uri):
+            return str(self.client.get_model_version(self.name, number).description or "")
+
     def describe(self, number: str, markdown: str) -> None:
         """Set what a version's page shows on top."""
         with answering(self.tracking_uri):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tasks.agreement import settled
 from tasks.journal import Entry, new_act
+from tasks.night_page import with_rollback
 from tasks.registry import CHALLENGER, CHAMPION, PREVIOUS
 from tasks.registry_errors import PromotionError, RegistryError, RollbackRefused
 from tasks.settle import settle_unfinished
@@ -133,7 +134,9 @@ def _tidy(site: Site, taken_down: str, why: str) -> None:
     """Tags and helper aliases. The rollback stands whatever happens here; reconcile mends the aliases."""
     try:
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        site.registry.tag(taken_down, {ROLLBACK_REASON: why, ROLLED_BACK_AT: at})
+        tags = {ROLLBACK_REASON: why, ROLLED_BACK_AT: at}
+        site.registry.tag(taken_down, tags)
+        site.registry.describe(taken_down, with_rollback(site.registry.description(taken_down), tags))
         site.registry.put_alias(PREVIOUS, site.journal.previous_champion(site.model))
         if site.registry.alias(CHALLENGER) == taken_down:
             site.registry.delete_alias(CHALLENGER)

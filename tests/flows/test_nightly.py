@@ -116,7 +116,7 @@ def test_runs_in_mlflow_are_nested_and_ended(chain) -> None:
     assert sorted(parts, key=note.index) == parts
     assert note.count("95 % interval [") == 1, "the one rule is said once"
     described = client.get_model_version("nightjar-policy", "1").description
-    assert described.startswith("**promoted: version 1 is champion; the one blocking rule holds** (night fake-0001)")
+    assert described.startswith("**version 1 was promoted by night fake-0001; the one blocking rule holds**")
     for stage in STAGES:
         memory, seconds = (first[stage].data.metrics[f"final/{name}"] for name in ("peak_memory_mb", "wall_seconds"))
         assert memory > 10, stage

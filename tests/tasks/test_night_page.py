@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from configs.schema import NightConfig
-from tasks.night_page import night_markdown, version_markdown
+from tasks.night_page import night_markdown, version_markdown, with_rollback
 from tasks.night_state import NightState, StageNote
 from tasks.summary import NightSummary, summarise
+from tasks.version_tags import ROLLBACK_REASON, ROLLED_BACK_AT
 from training.evaluation.gate import GateDecision, decide
 from training.evaluation.report import EvaluationReport, MetricBuilder, ModelDigest
 from training.evaluation.report_records import SampleAnswer
@@ -80,7 +81,10 @@ def test_each_rule_is_said_once_and_nothing_is_promised_any_more() -> None:
 def test_the_page_of_the_version_says_what_became_of_it_and_why() -> None:
     report, decision = judged()
     page = version_markdown(page_of(report, decision))
-    assert page.startswith("**promoted: version 3 is champion; all 3 blocking rules hold** (night n-0002)")
+    assert page.startswith("**version 3 was promoted by night n-0002; all 3 blocking rules hold**\n")
+    below = with_rollback(page, {ROLLBACK_REASON: "it rambles", ROLLED_BACK_AT: "2025-06-03T04:00:00Z"})
+    assert below == f"**rolled back 2025-06-03T04:00:00Z: it rambles**\n\n{page}"
+    assert with_rollback(page, {}) == page
     assert all(page.count(rule.sentence) == 1 for rule in decision.rules)
 
 

@@ -42,7 +42,11 @@ def test_no_earlier_version_is_refused_and_the_champion_stays(site: Site, regist
 
 def test_goes_back_once_however_often_it_is_asked(site: Site, register: Register) -> None:
     first, second, third = promote_all(site, register, 1, 2, 3)
+    site.registry.describe(third, "version 3 was promoted by night n-0003")
     done = rollback(site, why="it rambles", by="Ada")
+    told = site.registry.description(third)
+    assert told.startswith("**rolled back 20")
+    assert told.endswith("Z: it rambles**\n\nversion 3 was promoted by night n-0003")
     assert (done.changed, done.taken_down, done.restored) == (True, third, second)
     assert site.registry.alias(CHAMPION) == second
     assert site.registry.alias(PREVIOUS) == first
