@@ -7,12 +7,15 @@ import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from configs.schema.guards import GuardRule
 from training.errors import ConfigError
 
 HISTORY = 512
+SAMPLING_ERRORS = 3.0
+_NONE: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -48,22 +51,25 @@ class GuardMonitor:
                 )
         self.rules = list(rules)
         self.baseline: dict[str, float] = {}
+        self.baseline_samples: dict[str, int] = {}
         self._values: list[deque[float]] = [deque(maxlen=max(rule.window, 1)) for rule in rules]
         self._breaches = [0] * len(rules)
         self.rollbacks = [0] * len(rules)
         self.fired: list[dict[str, Any]] = []
 
-    def set_baseline(self, metrics: Mapping[str, float]) -> None:
-        """Metrics before the first step, for rules relative to the baseline."""
+    def set_baseline(self, metrics: Mapping[str, float], samples: Mapping[str, int] = _NONE) -> None:
+        """Metrics before the first step, for rules relative to the baseline; `samples`: what a share was counted on."""
+        self.baseline_samples = dict(samples)
         self.baseline = {key: float(value) for key, value in metrics.items() if math.isfinite(value)}
 
-    def observe(self, step: int, metrics: Mapping[str, float]) -> list[Firing]:
-        """Rules that fire on these metrics. A metric that was not measured at this step leaves its rule as it was."""
+    def observe(self, step: int, metrics: Mapping[str, float], samples: Mapping[str, int] = _NONE) -> list[Firing]:
+        """Rules that fire on these metrics. A metric that was not measured at this step leaves its rule as it was.
+        `samples`: on how many samples a metric that is a share was counted."""
         firings = []
         for index, rule in enumerate(self.rules):
             if rule.metric not in metrics:
                 continue
-            firing = self._evaluate(index, rule, step, float(metrics[rule.metric]))
+            firing = self._evaluate(index, rule, step, float(metrics[rule.metric]), samples.get(rule.metric))
             if firing is not None:
                 firings.append(firing)
                 self.fired.append(
@@ -72,8 +78,8 @@ class GuardMonitor:
                 del self.fired[:-HISTORY]
         return firings
 
-    def _evaluate(self, index: int, rule: GuardRule, step: int, value: float) -> Firing | None:
-        limit, seen = self._limit_and_seen(index, rule, value)
+    def _evaluate(self, index: int, rule: GuardRule, step: int, value: float, samples: int | None) -> Firing | None:
+        limit, seen = self._limit_and_seen(index, rule, value, samples)
         breach = _breaches(rule, seen, limit)
         if math.isfinite(value):
             self._values[index].append(value)
@@ -91,7 +97,9 @@ class GuardMonitor:
             f"{rule.metric} = {seen:.4g} is {shown} (rule {rule.label!r}): {rule.action}",
         )
 
-    def _limit_and_seen(self, index: int, rule: GuardRule, value: float) -> tuple[float | None, float]:
+    def _limit_and_seen(
+        self, index: int, rule: GuardRule, value: float, samples: int | None
+    ) -> tuple[float | None, float]:
         history = self._values[index]
         if rule.op == "nonfinite" or rule.threshold is None:
             return None, value
@@ -102,7 +110,9 @@ class GuardMonitor:
         seen = statistics.fmean([*list(history)[-(rule.window - 1) :], value]) if rule.window > 1 else value
         baseline = self.baseline.get(rule.metric, math.nan)
         if rule.relative_to == "above_baseline":
-            return baseline + rule.threshold, seen
+            first = self.baseline_samples.get(rule.metric)
+            error = sampling_error(baseline, first, seen, samples) if first and samples else 0.0
+            return baseline + max(rule.threshold, SAMPLING_ERRORS * error), seen
         if rule.relative_to == "baseline":
             # A multiple of nothing, or of a negative number, is no limit: such a baseline counts as none.
             return (rule.threshold * baseline if baseline > 0 else math.nan), seen
@@ -118,6 +128,7 @@ class GuardMonitor:
         """JSON state."""
         return {
             "baseline": self.baseline,
+            "baseline_samples": self.baseline_samples,
             "values": [list(values) for values in self._values],
             "breaches": list(self._breaches),
             "rollbacks": list(self.rollbacks),
@@ -127,11 +138,27 @@ class GuardMonitor:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave, for the same rules."""
         self.baseline = dict(state["baseline"])
+        self.baseline_samples = dict(state.get("baseline_samples", {}))  # absent in a checkpoint of an older version
         self._values = [
             deque(values, maxlen=max(rule.window, 1)) for rule, values in zip(self.rules, state["values"], strict=True)
         ]
         self._breaches, self.rollbacks = list(state["breaches"]), list(state["rollbacks"])
         self.fired = list(state["fired"])
+
+
+def sampling_error(first: float, first_samples: int, second: float, second_samples: int) -> float:
+    """Standard error of the difference of two shares that are counted on so many samples and are really the same.
+
+    Binomial, with the share of both together: sqrt(p (1 - p) (1/n + 1/m)), as in the score test of two proportions
+    (whose inversion for one share is Wilson's interval). Errors estimated from each share alone would be 0 where a
+    small sample shows all or none. A limit of three of them is passed by chance in about one comparison of a thousand:
+    half of 12 probe answers and 17 of a round's 24 (0.71) are no sign of anything, all 24 of them are. On hundreds of
+    answers it is below 0.1, and the rule's own threshold holds. Answers to one prompt are alike, which widens the
+    truth a little; counting prompts instead would let a small round pass in which every score is damaged.
+    """
+    samples = first_samples + second_samples
+    both = (first * first_samples + second * second_samples) / samples
+    return math.sqrt(max(both * (1.0 - both), 0.0) * (1.0 / first_samples + 1.0 / second_samples))
 
 
 def _breaches(rule: GuardRule, seen: float, limit: float | None) -> bool:

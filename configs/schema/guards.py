@@ -35,7 +35,8 @@ class GuardRule(Section):
     """The limit; with `relative_to` a multiple of that reference (above_baseline: what is added to it)."""
     relative_to: Literal["baseline", "above_baseline", "running_median"] | None = None
     """baseline: a multiple of the metric before the first step; above_baseline: that metric plus the threshold, which
-    is a limit where it begins at 0 too; running_median: a multiple of the median of the last `window` values."""
+    is a limit where it begins at 0 too (a share gets three standard errors of its count, where that is more);
+    running_median: a multiple of the median of the last `window` values."""
     window: Steps = 1
     """Values averaged before comparing (or in the running median)."""
     patience: Steps = 1
@@ -82,6 +83,7 @@ def default_rules() -> list[GuardRule]:
         # damaged. A judge without a scale (all held-out scores alike, a toy, a function in percent) clips the answers
         # of the policy that comes in as well: that is no fault of this night's updates, and taking them back mends
         # nothing. So what was clipped before the first step is where the limit begins, and the rest is only told.
+        # Stored answers are held against the same limit, since it was measured on answers judged tonight.
         GuardRule(metric="reward_clip_frac", op=">", threshold=0.1, action="warn"),
         GuardRule(
             metric="reward_clip_frac",

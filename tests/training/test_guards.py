@@ -7,6 +7,7 @@ import math
 import statistics
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -77,6 +78,58 @@ def test_above_the_baseline(begins: float):
 def test_above_a_baseline_that_is_not_measured_is_refused():
     with pytest.raises(ConfigError, match="'loss' has no baseline"):
         monitor({"metric": "loss", "threshold": 0.1, "relative_to": "above_baseline"})
+
+
+def nights(share: float, probe: int, answers: int, rounds: int, sized: bool) -> float:
+    """Part of simulated nights with an alarm, on a judge that clips `share` of all answers, always."""
+    draws, alarms = np.random.default_rng(20261130), 0
+    rule = {"threshold": 0.1, "relative_to": "above_baseline"}
+    for _ in range(2_000):
+        found = monitor(rule)
+        sizes = {"kl_ref": answers} if sized else {}
+        found.set_baseline({"kl_ref": draws.binomial(probe, share) / probe}, {"kl_ref": probe} if sized else {})
+        seen = draws.binomial(answers, share, rounds) / answers
+        alarms += any(found.observe(i, {"kl_ref": value}, sizes) for i, value in enumerate(seen))
+    return alarms / 2_000
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize(("probe", "answers", "rounds"), [(12, 24, 3), (64, 320, 7)])
+def test_chance_raises_no_alarm_on_a_share(share: float, probe: int, answers: int, rounds: int):
+    assert nights(share, probe, answers, rounds, sized=True) < 0.02
+
+
+def test_without_the_counts_chance_does_raise_alarms():
+    assert nights(0.5, 12, 24, 3, sized=False) > 0.4
+
+
+@pytest.mark.parametrize(("probe", "answers"), [(12, 24), (64, 320)])
+@pytest.mark.parametrize("clipped", [0.0, 0.25, 0.5])
+def test_a_round_in_which_every_score_is_clipped_stands_out_at_any_time(probe: int, answers: int, clipped: float):
+    for before in (0, 1, 6):
+        found = monitor({"threshold": 0.1, "relative_to": "above_baseline"})
+        found.set_baseline({"kl_ref": clipped}, {"kl_ref": probe})
+        usual = [found.observe(i, {"kl_ref": clipped}, {"kl_ref": answers}) for i in range(before)]
+        assert not any(usual)
+        assert found.observe(before, {"kl_ref": 1.0}, {"kl_ref": answers})
+
+
+def test_a_quarter_of_a_large_round_stands_out_above_none():
+    found = monitor({"threshold": 0.1, "relative_to": "above_baseline"})
+    found.set_baseline({"kl_ref": 0.0}, {"kl_ref": 64})
+    assert found.observe(1, {"kl_ref": 0.25}, {"kl_ref": 320})
+
+
+def test_the_counts_outlive_a_checkpoint():
+    rule = {"threshold": 0.1, "relative_to": "above_baseline"}
+    found, resumed = monitor(rule), monitor(rule)
+    found.set_baseline({"kl_ref": 0.5}, {"kl_ref": 12})
+    resumed.load_state_dict(json.loads(json.dumps(found.state_dict())))
+    assert not resumed.observe(1, {"kl_ref": 0.7}, {"kl_ref": 24})
+    assert resumed.observe(2, {"kl_ref": 1.0}, {"kl_ref": 24})
+    old = {name: value for name, value in found.state_dict().items() if name != "baseline_samples"}
+    resumed.load_state_dict(old)
+    assert resumed.observe(1, {"kl_ref": 0.7}, {"kl_ref": 24}), "an older checkpoint knows no counts"
 
 
 def test_relative_to_the_running_median():

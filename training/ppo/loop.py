@@ -28,9 +28,10 @@ from training.ppo.probe import Probe, Prober, perplexity, selection_score
 from training.ppo.reactions import GuardReactions, RolledBack
 from training.ppo.rollout import RolloutWorker
 from training.ppo.rounds import RATIO_TOLERANCE, RoundMaker, minibatch_rows
-from training.ppo.shaping import clipped_share
+from training.ppo.shaping import Share, clipped_share
 from training.ppo.state import AveragedPolicy, PPOState, update_ema
 from training.ppo.update import Updater, UpdateSettings
+from training.scoring import FunctionScorer
 from training.seeding import torch_generator
 
 
@@ -60,6 +61,7 @@ class PPOLoop:
         self.checkpoint_every = checkpoint_every
         self.reactions = GuardReactions(parts.state, parts.guards, parts.good, ppo, context.recorder)
         self.round_metrics: dict[str, float] = {}
+        self.round_samples: dict[str, int] = {}  # read at a round's first step, before which there is no checkpoint
 
     @property
     def state(self) -> PPOState:
@@ -104,7 +106,9 @@ class PPOLoop:
         choice = self.parts.maker.choose(cursor.round, fresh)
         order = self._epoch_order(cursor.round, 0, len(choice.indices))
         self.state.batch, self.round_metrics = self.parts.maker.make(choice, order, self.state.kl.kl_coef)
-        self.round_metrics["reward_clip_frac"] = self.parts.maker.clipped_share(fresh)
+        clipped = self.parts.maker.clipped(fresh, choice.indices)
+        self.round_metrics["reward_clip_frac"] = clipped.value
+        self.round_samples = {"reward_clip_frac": clipped.answers}
         self.context.recorder.event("round", round=cursor.round, answers=len(choice.indices), **self.round_metrics)
 
     def _plan(self, round_index: int, answers: int) -> list[list[int]]:
@@ -142,7 +146,7 @@ class PPOLoop:
         self._show(of_the_round)
         # What is true of the whole round is judged once, at its first step, or every warning would come many times.
         judged = of_the_round if cursor.step_in_round == 1 else metrics
-        self.reactions.act(self.parts.guards.observe(cursor.step, judged))
+        self.reactions.act(self.parts.guards.observe(cursor.step, judged, self.round_samples))
         cursor.round_over = self._moved_too_far(metrics)  # before the checkpoint: a resumed run must stop here, too
         if cursor.step % self.replay.refresh_steps == 0 and self.state.batch is not None:
             self.parts.maker.refresh(self.state.batch)
@@ -192,20 +196,23 @@ class PPOLoop:
         self._tell_refused()
         self.state.sampler.add(self.state.pool.num_stored)
         probe = self.parts.prober.measure(self._probe_size())
-        metrics = probe.metrics() | {"reward_clip_frac": self._clipped_before(probe)}
+        clipped = self._clipped_before(probe)
+        metrics = probe.metrics() | {"reward_clip_frac": clipped.value}
         if self.parts.held_out:
             metrics["perplexity"] = self._perplexity()
-        self.parts.guards.set_baseline(metrics)
+        self.parts.guards.set_baseline(metrics, {"reward_clip_frac": clipped.answers})
         self.context.recorder.record(0, metrics)
         self._keep_if_best(selection_score(probe, self.ppo), metrics)
         self._save_good()
 
-    def _clipped_before(self, probe: Probe) -> float:
-        """What the clip takes of answers like those of the rounds, while the policy is still the one that came in."""
+    def _clipped_before(self, probe: Probe) -> Share:
+        """What the clip takes of the incoming policy's answers, judged now. Stored ones are held against it as well:
+        damaged ones would be their own excuse. A function has no scale for both, so there the store counts as it is."""
         maker = self.parts.maker
-        if self.parts.rollouts is None:
-            return maker.clipped_share(np.zeros(0, dtype=np.int64))
-        return clipped_share(probe.scores, self.ppo, maker.scale)
+        found = Share(clipped_share(probe.scores, self.ppo, maker.scale), len(probe.scores))
+        if isinstance(self.parts.prober.scorer, FunctionScorer) and maker.pool.num_stored:
+            return max(found, maker.clipped_stored())
+        return found
 
     def _probe_size(self) -> int:
         return self.ppo.selection_prompts if self.ppo.select_best else self.guards.kl_probe_prompts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,7 @@ from training.errors import StageError
 from training.objectives import masked_mean
 from training.ppo.experience import Experience, ExperiencePool, RoundBatch, padded, response_mask
 from training.ppo.probe import pass_log_probs_and_values
-from training.ppo.shaping import RewardScale, clipped_share, estimate_advantages, shape_scores, td_errors
+from training.ppo.shaping import RewardScale, Share, clipped_share, estimate_advantages, shape_scores, td_errors
 from training.ppo.update import Updater, round_weight_metrics
 from training.replay.filter import preference_filter_weights
 from training.replay.importance import importance_weights
@@ -79,11 +80,21 @@ class RoundMaker:
         picked = torch.multinomial(torch.from_numpy(weights).double(), wanted, replacement=True, generator=draws)
         return picked.tolist(), torch.ones(wanted)
 
-    def clipped_share(self, fresh: np.ndarray) -> float:
+    def clipped(self, fresh: np.ndarray, chosen: Sequence[int]) -> Share:
         """Share of clipped scores among this round's fresh answers, before any filter, as it was measured before the
-        first step; a filter that prefers extremes would raise it. Without fresh ones: among the stored."""
-        scores = self.pool.scores()
-        return clipped_share(scores[fresh] if len(fresh) else scores, self.ppo, self.scale)
+        first step; a filter that prefers extremes would raise it. Or that of the stored ones, where it is larger."""
+        stored = self.clipped_stored([i for i in chosen if i < self.pool.num_stored])
+        if not len(fresh):
+            return stored
+        return max(Share(clipped_share(self.pool.scores()[fresh], self.ppo, self.scale), len(fresh)), stored)
+
+    def clipped_stored(self, chosen: Sequence[int] = ()) -> Share:
+        """Share of clipped scores in the whole store, plus what the `chosen` show beyond what is known of those very
+        ones: what was damaged on its way into the round counts, and that priorities prefer extremes does not."""
+        scores = self.pool.scores()[: self.pool.num_stored]
+        whole, known = (clipped_share(some, self.ppo, self.scale) for some in (scores, scores[list(chosen)]))
+        read = clipped_share([e.score for e in self.pool.take(list(chosen))], self.ppo, self.scale)
+        return Share(min(1.0, whole + max(0.0, read - known)), len(scores))
 
     def make(self, choice: Choice, order: list[int], kl_coef: float) -> tuple[RoundBatch, dict[str, float]]:
         """The round's tensors and metrics. `order` is the first epoch's, so that the old log-probs come from exactly

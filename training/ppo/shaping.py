@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +34,13 @@ def shape_scores(experiences: Sequence[Experience], ppo: PPOConfig, scale: Rewar
     unfinished = torch.tensor([not e.finished for e in experiences])
     lengths = torch.tensor([len(e.response_ids) for e in experiences], dtype=torch.float32)
     return scores - ppo.missing_eos_penalty * unfinished - overlong(lengths, ppo, scale.max_response_length)
+
+
+class Share(NamedTuple):
+    """A share, and the answers that it was counted on."""
+
+    value: float
+    answers: int
 
 
 def clipped_share(raw_scores: ArrayLike, ppo: PPOConfig, scale: RewardScale) -> float:

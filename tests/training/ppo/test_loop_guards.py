@@ -15,7 +15,7 @@ from tests.training.ppo.test_loop import events, lines, steps
 from tests.training.ppo.watching import HALVE, LIMIT, LONG, assert_sound, fired, guarded, watched
 from tests.training.snapshots import changed_rows
 from tests.training.stages import PPO, REPLAY, ROLLOUT, run_here, write_stage
-from training.errors import ConfigError
+from training.errors import ConfigError, GuardStop
 from training.models.sampling import Sample, sample_responses
 from training.ppo.loop import PPOLoop
 
@@ -74,13 +74,57 @@ def test_poisoned_rewards_fire_a_rule_that_everybody_has(build_loop: BuildLoop, 
     assert_sound(loop)
 
 
-def test_poison_in_a_few_of_a_rounds_answers_fires_it_as_well(build_loop: BuildLoop):
-    """Most of the round comes from the store, and one in four of tonight's answers is damaged."""
-    loop, watch = watched(build_loop, *CLIPPED, replay=REPLAY.model_copy(update={"stored_share": 0.8}))
+def poison_store(loop: PPOLoop, rounds: set[int], known: bool) -> None:
+    """Stored answers come with rewards times 1e6 in these rounds; `known`: in the list of all scores as well."""
+    pool = loop.state.pool
+    take, scores = pool.take, pool.scores
+
+    def taken(indices: Any) -> Any:
+        found = take(indices)
+        for answer in found if loop.state.cursor.round in rounds else ():
+            if answer.round < 0:
+                object.__setattr__(answer, "score", (0.01 + abs(answer.score)) * 1e6)
+        return found
+
+    def told() -> Any:
+        found = scores()
+        if known and loop.state.cursor.round in rounds:
+            found = np.concatenate([(0.01 + np.abs(found[: pool.num_stored])) * 1e6, found[pool.num_stored :]])
+        return found
+
+    pool.take, pool.scores = taken, told
+
+
+@pytest.mark.parametrize(("fresh", "known"), [(2, True), (2, False), (0, True), (0, False)])
+def test_damaged_scores_of_stored_answers_are_rolled_back(build_loop: BuildLoop, fresh: int, known: bool):
+    """Whether they were damaged on the way into the round or are so in the store, beside fresh answers or without."""
+    rollout, replay = ROLLOUT.model_copy(update={"n": fresh}), REPLAY.model_copy(update={"stored_share": 0.3})
+    loop, watch = watched(build_loop, *CLIPPED, rollout=rollout, replay=replay)
     scaled(loop, 100.0)
-    poison_round(loop, 2, every=4)
+    poison_store(loop, {2}, known)
     loop.run()
-    assert [event["reward_clip_frac"] for event in events(loop, "round")] == [0.0, 0.0, 0.25, 0.0]
+    assert [(event["round"], event["rule"]) for event in events(loop, "rollback")] == [(2, ALARM)]
+    assert watch.seen == [8]
+
+
+@pytest.mark.parametrize("fresh", [2, 0])
+def test_a_store_that_was_damaged_before_the_night_is_no_excuse_for_itself(build_loop: BuildLoop, fresh: int):
+    loop, _ = watched(build_loop, *CLIPPED, rollout=ROLLOUT.model_copy(update={"n": fresh}))
+    scaled(loop, 100.0)
+    poison_store(loop, set(range(9)), known=True)
+    with pytest.raises(GuardStop, match="reward_clip_frac"):
+        loop.run()
+    assert loop.parts.guards.baseline["reward_clip_frac"] == 0.0
+
+
+def test_poison_in_a_few_of_a_rounds_answers_fires_it_as_well(build_loop: BuildLoop):
+    """Most of the round comes from the store, and one in two of tonight's answers is damaged."""
+    mostly = REPLAY.model_copy(update={"stored_share": 0.8})
+    loop, watch = watched(build_loop, *CLIPPED, guards=guarded(*CLIPPED, kl_probe_prompts=20), replay=mostly)
+    scaled(loop, 100.0)
+    poison_round(loop, 2, every=2)
+    loop.run()
+    assert [event["reward_clip_frac"] for event in events(loop, "round")] == [0.0, 0.0, 0.5, 0.0]
     assert [event["round"] for event in events(loop, "rollback")] == [2]
     assert watch.seen == [8]
 
@@ -100,16 +144,16 @@ def test_a_judge_without_a_scale_is_told_of_and_fails_no_night(build_loop: Build
 def test_poison_beyond_what_a_poor_judge_clips_anyway(build_loop: BuildLoop):
     """Some of the incoming policy's answers are clipped already; a round in which all are stands out all the same."""
     patient = [rule.model_copy(update={"max_rollbacks": 9}) for rule in CLIPPED]
-    loop, _ = watched(build_loop, *patient)
+    loop, _ = watched(build_loop, *patient, guards=guarded(*patient, kl_probe_prompts=20))
     probe = loop.parts.prober.measure(loop.guards.kl_probe_prompts)
     held_out = np.abs(np.asarray(probe.scores) - loop.parts.maker.scale.mean)
-    cut = float(held_out.min() + held_out.max()) / 2
+    cut = float(np.quantile(held_out, 0.75))
     scaled(loop, cut / loop.ppo.reward_clip)
     poison_round(loop, 2)
     loop.run()
     begins = loop.parts.guards.baseline["reward_clip_frac"]
     assert begins == pytest.approx(np.mean(held_out > cut))
-    assert 0 < begins < 0.9
+    assert 0 < begins < 0.5
     assert 2 in [event["round"] for event in events(loop, "rollback")]
 
 
