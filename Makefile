@@ -22,6 +22,7 @@ help: ## list the targets
 $(BIN)/.installed: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "$(PYTHON) is older than 3.11; run make PYTHON=python3.11"; exit 1; }
+	@echo "installing the packages of requirements.lock into $(VENV): 1 to 2 GB, some minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -r requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
@@ -32,6 +33,7 @@ install: $(BIN)/.installed ## make .venv from requirements.lock and install the 
 demo: install ## one night on data and a model made here; again for a second night
 	@# 3: judged and kept, which is a good night's end as well.
 	OMP_NUM_THREADS= $(BIN)/nightjar run configs/quickstart.yaml || [ $$? -eq 3 ]
+	@echo "'. $(BIN)/activate' puts the command nightjar on your PATH"
 
 stack: install ## PostgreSQL, Prefect, MLflow and two workers as native processes on loopback
 	@OMP_NUM_THREADS= $(BIN)/python -m flows.stack up

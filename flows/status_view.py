@@ -13,8 +13,9 @@ from rich.table import Table
 
 from configs.errors import NightjarError
 from tasks.last_config import sites_of
+from tasks.night import check_alone
 from tasks.night_state import NightBook, NightState
-from tasks.registry_errors import JournalError
+from tasks.registry_errors import JournalError, LockHeld
 from tasks.site import Site
 
 _STYLES = {"finished": "green", "failed": "red", "running": "yellow", "skipped": "dim"}
@@ -35,16 +36,32 @@ def status_view(home: Path, count: int) -> RenderableType:
         told, open_ones = _registry_lines(site)
         lines += told
         problems += open_ones
-    problems += _night_problems(nights)
+    at_work = _at_work(home)
+    lines += at_work
+    problems += _night_problems(nights, bool(at_work))
     problems += map(str, unreadable)
     parts: list[RenderableType] = [f"home {escape(str(home))}", _nights_table(nights[-count:]), *map(escape, lines)]
     parts += [f"[red]open[/] {escape(problem)}" for problem in problems] or ["no open problems"]
     return Group(*parts)
 
 
-def _night_problems(nights: list[NightState]) -> list[str]:
+def _at_work(home: Path) -> list[str]:
+    """The process that runs a night on this home right now, if one does."""
+    try:
+        check_alone(home)
+    except LockHeld as busy:
+        return [f"a night is at work: {busy.message.partition(': ')[2]}"]
+    return []
+
+
+def _night_problems(nights: list[NightState], at_work: bool) -> list[str]:
+    """`at_work`: then a night that is not done is the one at work, or waits behind it."""
     newest = {night.name: night for night in nights}
-    running = [f"night {n.night} is not done; repeat its command" for n in newest.values() if n.status == "running"]
+    running = [
+        f"night {n.night} is not done; repeat its command"
+        for n in newest.values()
+        if n.status == "running" and not at_work
+    ]
     owed = [f"night {n.night} still owes MLflow: {', '.join(n.owed)}" for n in nights if n.owed]
     return [*running, *owed]
 

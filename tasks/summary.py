@@ -146,7 +146,8 @@ def _next_steps(config: NightConfig, state: NightState) -> tuple[str, ...]:
     steps = ["nightjar ui    opens MLflow with this night's run, curves and answers old beside new"]
     if state.promoted:
         steps.append(f'nightjar generate --model "models:/{model}@champion" "..."    asks the new champion')
-        steps.append('nightjar rollback --why "..."    puts the previous version back')
+        if state.champion is not None:
+            steps.append('nightjar rollback --why "..."    puts the previous version back')
     elif state.verdict is not None:
         steps.append(f"nightjar gate explain {state.night}    tells the decision again")
     return tuple(steps)

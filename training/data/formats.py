@@ -66,11 +66,21 @@ def _by_config(config: DataConfig, sample: Sequence[Mapping[str, Any]], found: l
     for shape in SHAPES.values():
         if any(shape.matches(raw, config.columns) for raw in sample):
             return shape
+    hint = _why_not(config, sample, found)
     raise DataError(
-        f"{place}: none of the known shapes fits the columns found: {', '.join(found)}",
+        f"{place}: none of the known shapes fits the columns found: {', '.join(found)}{hint}",
         "name your columns, e.g. data.columns: {prompt: question, chosen: better, rejected: worse}; "
         "for stored answers data.columns: {prompt: question, responses: [answer_a, answer_b]}",
     )
+
+
+def _why_not(config: DataConfig, sample: Sequence[Mapping[str, Any]], found: list[str]) -> str:
+    """What a person can see at once: a name in the config that no column has, a column without a single value."""
+    asked = {name: getattr(config.columns, name) for name in ("prompt", "chosen", "rejected")}
+    absent = [f"data.columns.{k} names `{v}`" for k, v in asked.items() if v and v.split(".")[0] not in found]
+    empty = [name for name in found if all(raw.get(name) is None for raw in sample)]
+    told = [*absent, *([f"empty in all rows looked at: {', '.join(empty)}"] if empty else [])]
+    return f" ({'; '.join(told)})" if told else ""
 
 
 def _advice(shape: Shape) -> str:

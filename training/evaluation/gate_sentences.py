@@ -174,4 +174,4 @@ def _tag(rule: RuleOutcome) -> str:
 
 
 def _named(rule: RuleOutcome) -> str:
-    return rule.sentence if rule.label.startswith(rule.metric) else f"{rule.label}: {rule.sentence}"
+    return rule.sentence if rule.sentence.startswith(rule.label) else f"{rule.label}: {rule.sentence}"

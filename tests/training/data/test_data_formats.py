@@ -183,6 +183,13 @@ def test_wrong_columns_name_those_found_and_what_to_write() -> None:
     assert "night.parquet" in caught.value.message
 
 
+def test_a_wrong_name_and_an_empty_column_are_said() -> None:
+    with pytest.raises(DataError, match=r"data\.columns\.chosen names `good`"):
+        choose_shape(config(columns={"chosen": "good"}), [PAIR], "night.parquet")
+    with pytest.raises(DataError, match=r"empty in all rows looked at: chosen"):
+        choose_shape(config(), [PAIR | {"chosen": None}], "night.parquet")
+
+
 @pytest.mark.parametrize(
     ("content", "missing"),
     [

@@ -14,7 +14,7 @@ def test_explain_puts_what_blocks_on_top(one):
     lines = explain(decide(one(challenger=0.56, champion=0.5, reference=0.25), rules, True)).splitlines()
     assert lines[0] == "FAIL: not met: ceiling; the champion stays"
     assert lines[2].startswith("  FAIL  ceiling: reward: 0.56")
-    assert lines[3].startswith("  PASS  reward: +0.31 over the reference")
+    assert lines[3].startswith("  PASS  reward_vs_reference: reward: +0.31 over the reference")
     assert lines[4].startswith("  PASS  report: every number is finite")
     assert len(lines) == 5
 
