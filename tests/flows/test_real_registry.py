@@ -24,7 +24,7 @@ def test_two_versions_a_rollback_and_the_night_after_it(nights) -> None:
     assert isinstance(answer(nights.home, None, "what is 2 + 3?", 8), str)
     assert "version 2 was rolled back to version 1" in roll_back(nights.home, None, "too curt")
     assert registry.alias(CHAMPION) == "1"
-    assert "nothing to do" in reconcile_now(nights.home)
+    assert "nothing to do" in reconcile_now(nights.home)[0]
 
     third = nights.run("data.quickstart.partitions=3")
     assert third.is_completed(), third.message

@@ -57,7 +57,7 @@ def defect(about: str, reason: str, whose: str | None = None) -> str:
     """A number that cannot be judged."""
     model = "" if whose is None else f" of the {whose}"
     way_out = (
-        "raise evaluation.prompts or lower the rule's minimum"
+        "raise evaluation.prompts, hold out more (data.evaluation_fraction), or lower the rule's minimum"
         if "needs at least" in reason
         else "look at that model and at the evaluation's log"
     )
