@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
+from tasks.heartbeat import repeated
 from training.contract import LEASE
 
 
 @contextmanager
 def renewed_lease(directory: Path, lease_seconds: float) -> Iterator[None]:
-    """Touch `directory/lease` four times a lease from a thread, as long as the block lasts."""
-    stop = threading.Event()
+    """Touch `directory/lease` four times a lease from a thread, as long as the block lasts; then remove it."""
     file = directory / LEASE
-    file.touch()
-
-    def renew() -> None:
-        while not stop.wait(lease_seconds / 4):
-            # A disk that refuses for a moment must not end the thread, and with it the child.
-            with suppress(OSError):
-                file.touch()
-
-    thread = threading.Thread(target=renew, name="nightjar-lease", daemon=True)
-    thread.start()
     try:
-        yield
+        with repeated(file.touch, lease_seconds / 4, "nightjar-lease"):
+            yield
     finally:
-        stop.set()
-        thread.join()
         file.unlink(missing_ok=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from threading import Event, Thread
 
+from tasks.heartbeat import repeated
 from tasks.process_identity import ProcessIdentity
 from training.contract import write_json
 
@@ -50,27 +50,17 @@ def read_lease(home: Path, night: str) -> RunLease | None:
 def run_lease(home: Path, night: str, every: float = HEARTBEAT_SECONDS) -> Iterator[None]:
     """Answer for the night's runs as long as the block lasts; a thread renews the heartbeat. Removed at the end."""
     leases_folder(home).mkdir(parents=True, exist_ok=True)
-    owner, stop = ProcessIdentity.current(), Event()
+    owner = ProcessIdentity.current()
 
     def write() -> None:
         write_json(_file(home, night), asdict(RunLease(night, owner, time.time())))
 
-    write()
-    thread = Thread(target=_renew, args=(stop, every, write), name="nightjar-run-lease", daemon=True)
-    thread.start()
     try:
-        yield
+        # A disk that stays full must not end the night here; on this host the pid decides anyway.
+        with repeated(write, every, "nightjar-run-lease"):
+            yield
     finally:
-        stop.set()
-        thread.join()
         _file(home, night).unlink(missing_ok=True)
-
-
-def _renew(stop: Event, every: float, write: Callable[[], None]) -> None:
-    while not stop.wait(every):
-        # A full disk must not end the night here; on this host the pid decides anyway.
-        with suppress(OSError):
-            write()
 
 
 def _file(home: Path, night: str) -> Path:

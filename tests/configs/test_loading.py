@@ -8,24 +8,7 @@ import pytest
 import yaml
 
 from configs.schema import ConfigError, load_config, preset_names
-
-MINIMAL = {
-    "data": {"source": "pairs.jsonl"},
-    "models": {"base": "model", "max_prompt_length": 64, "max_response_length": 64},
-    "gates": {"rules": [{"metric": "reward", "min": 0.0}]},
-}
-
-
-def written(folder: Path, **changes) -> Path:
-    path = folder / "night.yaml"
-    path.write_text(yaml.safe_dump(MINIMAL | changes), encoding="utf-8")
-    return path
-
-
-def refusal(path: Path, *overrides: str) -> str:
-    with pytest.raises(ConfigError) as caught:
-        load_config(path, overrides)
-    return str(caught.value)
+from tests.configs.written import MINIMAL, refusal, written
 
 
 def test_minimal_config_takes_defaults(tmp_path: Path) -> None:

@@ -9,29 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
 
-from configs.schema import ConfigError, NightConfig, load_config
+from configs.schema import NightConfig, load_config
 from configs.schema.metric_names import REPORT_METRICS, STEP_METRICS, metric_problems, report_names, watch_names
+from tests.configs.written import refusal, written
 
 SOUND = {"metric": "reward", "min": 0.0}
-
-
-def written(folder: Path, **sections) -> Path:
-    content = {
-        "data": {"source": "pairs.jsonl"},
-        "models": {"base": "model", "max_prompt_length": 64, "max_response_length": 64},
-        "gates": {"rules": [SOUND]},
-    }
-    path = folder / "night.yaml"
-    path.write_text(yaml.safe_dump(content | sections), encoding="utf-8")
-    return path
-
-
-def refusal(path: Path, *overrides: str) -> str:
-    with pytest.raises(ConfigError) as refused:
-        load_config(path, overrides)
-    return str(refused.value)
 
 
 def gates(rule: dict) -> dict:

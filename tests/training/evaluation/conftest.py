@@ -10,15 +10,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from training.evaluation.report import (
-    Estimate,
-    EvaluationReport,
-    Interval,
-    Measurement,
-    MetricReport,
-    ModelDigest,
-    SliceMeasurement,
-)
+from tests.training.evaluation.reports import report_of
+from training.evaluation.report import Estimate, Interval, Measurement, MetricReport, SliceMeasurement
 
 
 def estimate(value, low=None, high=None, n=200, nonfinite=0, level=0.95, intervals=None):
@@ -55,16 +48,7 @@ def metric(name, overall, slices=None):
 
 
 def report(*metrics, has_champion=True):
-    return EvaluationReport(
-        night="night-1",
-        seed=1,
-        prompt_set_digest="p",
-        prompt_count=200,
-        challenger=ModelDigest(name="new", sha256="aa"),
-        champion=ModelDigest(name="old", sha256="bb") if has_champion else None,
-        reference=ModelDigest(name="start", sha256="cc"),
-        metrics=metrics,
-    )
+    return report_of(metrics, has_champion)
 
 
 @pytest.fixture(scope="session")

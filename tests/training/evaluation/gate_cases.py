@@ -11,15 +11,8 @@ import random
 from hypothesis import strategies as st
 
 from configs.schema.gates import Amount, GateRule, GatesConfig
-from training.evaluation.report import (
-    Estimate,
-    EvaluationReport,
-    Interval,
-    Measurement,
-    MetricReport,
-    ModelDigest,
-    SliceMeasurement,
-)
+from tests.training.evaluation.reports import report_of
+from training.evaluation.report import Estimate, Interval, Measurement, MetricReport, SliceMeasurement
 
 METRICS = ("reward", "kl_ref", "win_rate")
 SLICES = ("category=sum", "category=joke", "length=long")
@@ -60,16 +53,7 @@ def any_report(rng, has_champion, slices=SLICES):
         present = [s for s in slices if rng.random() < 0.5]
         parts = [SliceMeasurement(name=s, measurement=any_measurement(rng, has_champion)) for s in present]
         metrics.append(MetricReport(name=name, overall=any_measurement(rng, has_champion), slices=tuple(parts)))
-    return EvaluationReport(
-        night="n",
-        seed=0,
-        prompt_set_digest="p",
-        prompt_count=60,
-        challenger=ModelDigest(name="new", sha256="aa"),
-        champion=ModelDigest(name="old", sha256="bb") if has_champion else None,
-        reference=ModelDigest(name="start", sha256="cc"),
-        metrics=tuple(metrics),
-    )
+    return report_of(metrics, has_champion, prompt_count=60)
 
 
 def any_amount(rng):
