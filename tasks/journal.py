@@ -74,7 +74,8 @@ class Standing:
     `champions`: whom a rollback may return to, oldest first, the last being champion; `banned`: rolled back and not
     forced since, with the sha256 of their weights; `open`: announced and not closed, by act. `promoted` (with their
     sha256, null where it is not known), `taken_down` and `retired`: every version that ever was. `adopted`: when the
-    registry was last taken as it is, empty for never.
+    registry was last taken as it is, empty for never. `last_change`: the newest act that ended with another champion;
+    `last_closed` may be one that was reverted.
     """
 
     champions: list[str] = field(default_factory=list)
@@ -85,6 +86,7 @@ class Standing:
     adopted: str = ""
     open: dict[str, Entry] = field(default_factory=dict)
     last_closed: Entry | None = None
+    last_change: Entry | None = None
 
 
 class Journal:
@@ -173,6 +175,7 @@ def _add_up(entries: Iterable[Entry]) -> Standing:
         if entry.event in _CLOSING:
             standing.open.pop(entry.act, None)
             standing.last_closed = entry
+            standing.last_change = standing.last_change if entry.event == "reverted" else entry
         if entry.event == "verified" and entry.candidate is not None:
             _promoted(standing, entry)
         if entry.event == "rolled_back" and entry.restored is not None:

@@ -60,7 +60,8 @@ def _already_done(site: Site, current: str, to: str | None, away_from: str | Non
         return f"version {away_from} is not champion (version {current} is): nothing to do"
     if to is not None and current == to:
         return f"version {to} is champion already: nothing to do"
-    last = site.journal.last_closed(site.model)
+    # Whatever was tried and taken back since then is no reason to go further back.
+    last = site.journal.standing(site.model).last_change
     repeated = last is not None and last.event == "rolled_back" and last.restored == current
     if to is None and away_from is None and repeated:
         assert last is not None

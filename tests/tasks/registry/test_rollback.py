@@ -116,3 +116,17 @@ def test_half_done_rollback_is_completed(site: Site, register: Register) -> None
     assert site.registry.alias(CHAMPION) == first
     assert list(site.journal.banned_versions(site.model)) == [second]
     assert reconcile(site).nothing_to_do
+
+
+def test_asked_again_after_a_promotion_that_was_reverted_it_still_changes_nothing(
+    site: Site, register: Register
+) -> None:
+    _, second, third = promote_all(site, register, 1, 2, 3)
+    assert rollback(site, why="it rambles").restored == second
+    line = {"event": "pending", "model": site.model, "act": "dead", "previous": second, "candidate": third}
+    site.journal.log.append(line)
+    assert "promotion of version" in reconcile(site).settled[0]
+
+    assert not rollback(site, why="it rambles").changed
+    assert site.registry.alias(CHAMPION) == second
+    assert list(site.journal.banned_versions(site.model)) == [third]
