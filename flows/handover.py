@@ -6,6 +6,7 @@ state is inspected, signs of life are exchanged on disk, cancellation is passed 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import time
@@ -42,6 +43,15 @@ def is_handed_over(stage: str) -> bool:
     return bool(os.environ.get(DEPLOYMENT)) and stage in HEAVY
 
 
+def shared_name(deployment: str, spec: StageSpec) -> str:
+    """Who may share a run: what is computed, where its signs of life lie, and the deployment that is asked.
+
+    Prefect knows an idempotency key once among all deployments of a flow, and a stage's key says nothing of its home:
+    two homes with the same data would share a run whose life only one of them can see.
+    """
+    return hashlib.sha256("\n".join((deployment, spec.home, spec.key)).encode()).hexdigest()
+
+
 def run_where_it_belongs(
     spec: StageSpec, directory: Path, plan: LaunchPlan, runtime: RuntimeConfig, ready: ReadyChildren | None = None
 ) -> StageRun:
@@ -76,7 +86,8 @@ class _HandedOver:
         self.directory = directory
         self.plan = plan
         self.runtime = runtime
-        self.runs = ChildRuns(deployment, f"nightjar-stage-{spec.key[:32]}")
+        self.name = shared_name(deployment, spec)
+        self.runs = ChildRuns(deployment, f"nightjar-stage-{self.name[:32]}")
         self.progress: Progress = listener()
         self.deadline = time.monotonic() + plan.timeout
 
@@ -97,7 +108,7 @@ class _HandedOver:
 
     def _attempt(self) -> FoundResult:
         number = self.runs.finished()
-        handover = Handover(Path(self.spec.home) / FOLDER / f"{self.spec.key[:16]}-{number}")
+        handover = Handover(Path(self.spec.home) / FOLDER / f"{self.name[:16]}-{number}")
         handover.prepare()
         write_spec(handover.folder, self.spec)
         parameters = {
@@ -108,7 +119,7 @@ class _HandedOver:
         with renewed_lease(handover.night, self.plan.lease):
             # The number makes the key new after every end, and the same for two nights that ask at once or one that
             # was killed and asks again: they share the run.
-            run_id = self.runs.start({"request": parameters}, key=f"{self.spec.key}-{number}")
+            run_id = self.runs.start({"request": parameters}, key=f"{self.name}-{number}")
             try:
                 state = self._end_of(run_id, handover.run)
             except BaseException:

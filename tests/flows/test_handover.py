@@ -39,6 +39,7 @@ class Pool:
 
     script: list[list[Child | Callable[[Path, Path], Child]]]
     deployment: str = "train/team"
+    tag: str = ""
     started: list[tuple[dict, str]] = field(default_factory=list)
     cancelled: list[uuid.UUID] = field(default_factory=list)
     looks: list = field(default_factory=list)
@@ -122,7 +123,7 @@ def test_done_there_is_done(spec, monkeypatch) -> None:
     assert (done.reused, done.attempts, pool.cancelled, told.ended) == (False, 1, [], ["done"])
     ((request, key),) = pool.started
     assert TrainRequest.model_validate(request).runtime.retries == 1
-    assert key == f"{spec.key}-0"
+    assert key.endswith("-0")
     assert not Path(request["handover"]).exists(), "nothing is left of a stage that is done"
 
     again, told = run(spec, monkeypatch, pool)
@@ -133,8 +134,27 @@ def test_a_crashed_run_is_tried_again_under_a_new_key(spec, monkeypatch) -> None
     pool = Pool([[AT_WORK, ended(Crashed(message="exit code 137"))], [does_the_work]])
     done, told = run(spec, monkeypatch, pool)
     assert done.attempts == 2
-    assert [key for _, key in pool.started] == [f"{spec.key}-0", f"{spec.key}-1"]
+    keys = [key for _, key in pool.started]
+    assert [key[-2:] for key in keys] == ["-0", "-1"]
+    assert keys[0][:-2] == keys[1][:-2], "only the number is another one"
     assert told.events == [("died", "died on its pool (exit code 137)")]
+
+
+def test_a_run_is_shared_within_a_home_and_a_deployment_only(tmp_path, monkeypatch) -> None:
+    """Prefect knows one key once in all deployments of the flow, and a home's night sees no life on another's disk."""
+
+    def asked(home: str, deployment: str) -> tuple[str, str, str]:
+        monkeypatch.setenv(DEPLOYMENT, deployment)
+        pool = Pool([[does_the_work]])
+        run(StageSpec("ppo", "fake-0001", str(tmp_path / home), 7, config={}, code_version="c"), monkeypatch, pool)
+        ((request, key),) = pool.started
+        shutil.rmtree(tmp_path / home)
+        return pool.tag, key, Path(request["handover"]).name
+
+    first = asked("a", "train/team")
+    assert asked("a", "train/team") == first
+    for other in (asked("b", "train/team"), asked("a", "train/other")):
+        assert all(mine != theirs for mine, theirs in zip(first, other, strict=True))
 
 
 def test_as_often_as_the_plan_allows(spec, monkeypatch) -> None:
