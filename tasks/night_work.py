@@ -16,13 +16,17 @@ from tasks.launch_plan import LaunchPlan
 from tasks.model_checks import wants_sft
 from tasks.model_store import keep_model
 from tasks.night_source import source_uri
-from tasks.night_state import NightBook, NightState, StageNote
+from tasks.night_state import FrozenChampion, NightBook, NightState, StageNote
 from tasks.night_tracking import NightTracker
+from tasks.progress import listener
 from tasks.ready_child import ReadyChildren
 from tasks.result_index import find_result
 from tasks.site import Site
 from tasks.stages import Materials, NightFacts, builds_own_base, spec_of, stages_of
 from training.contract import StageResult, StageSpec, read_result
+
+_UNJUDGED: dict[str, Any] = {"verdict": None, "reason": None, "version": None, "promoted": False, "acts": {}}
+"""What a night has to say of its gate and registry before it came there."""
 
 
 class NightWork:
@@ -58,11 +62,18 @@ class NightWork:
         self.state = self.book.change(self.state, **fields)
 
     def freeze(self) -> None:
-        """Fix the champion that this night goes on from and is judged against, once, however often it is run."""
+        """Fix the champion that this night goes on from and is judged against, once, however often it is run.
+
+        One that was rolled back meanwhile is let go: what it had taught wrong must not come back by a continued night.
+        """
+        begun_from = self.state.started_from
+        if any(self._was_taken_down(frozen) for frozen in (begun_from, self.state.champion)):
+            self.note(started_from=None, champion=None, champion_frozen=False, **_UNJUDGED)
         if not self.state.champion_frozen:
             champion = freeze_champion(self.site, self.folder)
             start = self.state.started_from or champion
             self.note(champion=champion, started_from=start, champion_frozen=True)
+        self._tell_other_start(begun_from)
         for frozen in (self.state.champion, self.state.started_from):
             ensure_fetched(self.site, frozen)
         self.materials = starting_materials(
@@ -72,6 +83,17 @@ class NightWork:
             self.state.champion,
             frozen_evaluation(self.book, self.state, self.config),
         )
+
+    def _was_taken_down(self, frozen: FrozenChampion | None) -> bool:
+        return frozen is not None and self.site.journal.is_banned(self.site.model, frozen.version, frozen.digest)
+
+    def _tell_other_start(self, begun_from: FrozenChampion | None) -> None:
+        start = self.state.started_from
+        if begun_from is not None and start != begun_from:
+            listener().note(
+                f"version {begun_from.version}, from which night {self.state.night} had begun, was rolled back: the "
+                f"night begins again from {'no champion' if start is None else f'version {start.version}'}"
+            )
 
     def thaw(self) -> None:
         """Somebody moved the alias: the next run of this night judges against the new champion."""
