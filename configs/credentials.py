@@ -7,13 +7,17 @@ import re
 # A key with a slash in it ends the host for a URI parser, so this looks for the sign itself; `host:9000/` is a port.
 _PASSWORD = re.compile(r"://[^/:@\s]*:(?!\d*(?:/|$))[^@\s]*@")
 _USER_INFO = re.compile(r"://[^/\s@]*@")
+_IN_QUERY = re.compile(r"([?&](?:password|passwd|pwd|secret|token|sig|(?:x-amz-)?signature)=)[^&\s]+", re.IGNORECASE)
 
 
 def holds_password(uri: str) -> bool:
-    """Whether `scheme://user:password@...` stands in it; a mere user (`abfs://container@account`) is none."""
-    return _PASSWORD.search(uri) is not None
+    """Whether `scheme://user:password@...` or `?password=...` stands in it.
+
+    A mere user (`abfs://container@account`) is none. Signatures and tokens of signed links count as passwords.
+    """
+    return _PASSWORD.search(uri) is not None or _IN_QUERY.search(uri) is not None
 
 
 def without_credentials(text: str) -> str:
     """A URI, or a message with URIs in it, as it may be shown: user and password replaced."""
-    return _USER_INFO.sub("://***@", _PASSWORD.sub("://***@", text))
+    return _IN_QUERY.sub(r"\1***", _USER_INFO.sub("://***@", _PASSWORD.sub("://***@", text)))

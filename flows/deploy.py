@@ -21,7 +21,7 @@ from prefect.workers.process import ProcessWorker
 
 from configs.errors import NightjarError
 from flows.automations import automation_of
-from flows.deployments import SLOT_GRACE_SECONDS, Chain, Deployment, deployments_of, pools_of, reactions_of
+from flows.deployments import NEW_POOLS, SLOT_GRACE_SECONDS, Chain, Deployment, deployments_of, pools_of, reactions_of
 from tasks.stages import code_version
 
 if TYPE_CHECKING:
@@ -49,10 +49,12 @@ def deploy(chain: Chain) -> list[str]:
 
 
 def _put_pool(client: SyncPrefectClient, name: str, limit: int | None) -> str:
+    """`limit` null: an existing pool keeps its own, which another chain may have set."""
     try:
         found = client.read_work_pool(name)
     except ObjectNotFound:
         template = ProcessWorker.get_default_base_job_template()
+        limit = limit or NEW_POOLS[name]
         client.create_work_pool(
             WorkPoolCreate(name=name, type="process", base_job_template=template, concurrency_limit=limit)
         )

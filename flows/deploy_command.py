@@ -37,7 +37,10 @@ Blocks = Annotated[
 GpuPool = Annotated[
     bool, typer.Option("--gpu-pool/--no-gpu-pool", help="Hand heavy stages to the pool gpu, or run them in place.")
 ]
-Slots = Annotated[int, typer.Option(min=1, help="Stages that the GPU pool runs at once.")]
+Slots = Annotated[
+    int | None,
+    typer.Option(min=1, help="Stages that the GPU pool of all chains runs at once. Default: as it is; 1 if new."),
+]
 ConfigAt = Annotated[
     str | None,
     typer.Option(
@@ -64,7 +67,7 @@ def deploy_command(
     approval_hours: Hours = 0.0,
     notify: Blocks = None,
     gpu_pool: GpuPool = True,
-    gpu_slots: Slots = 1,
+    gpu_slots: Slots = None,
     config_at: ConfigAt = None,
     cpu_job: CpuJob = None,
     gpu_job: GpuJob = None,
@@ -171,12 +174,15 @@ def remarks(cron: str | None, watch_cron: str | None, zone: str, blocks: Sequenc
 
 
 def _hours(cron: str) -> set[int]:
-    """Hours that a cron's second field names one by one, in a list or in a range."""
+    """Hours that a cron's second field names: numbers, ranges, every hour, each with a step, in a list."""
     hours: set[int] = set()
     for part in cron.split()[1].split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        match = re.fullmatch(r"(?:\*|(\d+)(?:-(\d+))?)(?:/(\d+))?", part)
         if match:
-            hours |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
+            first, step = int(match[1] or 0), int(match[3] or 1)
+            open_ended = match[1] is None or (match[2] is None and match[3] is not None)
+            last = 23 if open_ended else int(match[2] or first)
+            hours |= set(range(first, last + 1, step))
     return hours
 
 

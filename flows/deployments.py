@@ -14,6 +14,8 @@ from flows.handover import DEPLOYMENT
 from tasks.home import VARIABLE
 
 CPU, GPU = "cpu", "gpu"
+NEW_POOLS: Mapping[str, int | None] = {CPU: None, GPU: 1}
+"""Runs at once in a pool that is made here, where nobody has said how many; null: any number."""
 RECONCILE_CRON = "17 * * * *"
 SLOT_GRACE_SECONDS = 600
 """A run that has been pending for this long without starting gives its slot back."""
@@ -26,6 +28,7 @@ class Chain:
     `config`, `home` and `working_dir` (where relative paths of the config start; null: a fresh folder for each run) are
     paths as the workers see them; crons are read in `timezone`; null switches a schedule off.
     `approval_hours`: ask a person about undecided nights, for that long; null: never ask, the champion stays.
+    `gpu_slots`: stages that the GPU pool runs at once, for all chains; null: as it is.
     """
 
     name: str
@@ -40,7 +43,7 @@ class Chain:
     approval_hours: float | None = None
     notify: tuple[str, ...] = ()
     gpu_pool: bool = True
-    gpu_slots: int = 1
+    gpu_slots: int | None = None
     cpu_job: Mapping[str, str] = field(default_factory=dict)
     gpu_job: Mapping[str, str] = field(default_factory=dict)
 
@@ -68,7 +71,7 @@ class Deployment:
 
 
 def pools_of(chain: Chain) -> dict[str, int | None]:
-    """Name and limit of each pool."""
+    """Name and wanted limit of each pool; null: as it is."""
     return {CPU: None} | ({GPU: chain.gpu_slots} if chain.gpu_pool else {})
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from configs.errors import ConfigError, NightjarError
 from configs.schema.registry import RegistryConfig
 from flows.user_name import user_name
+from tasks.asking import ask
 from tasks.chains import chains_of, chosen, only_one
 from tasks.last_config import site_of
 from tasks.mlflow_client import DATABASE, is_embedded
@@ -59,15 +60,10 @@ def answer(home: Path, model: str | None, prompt: str, max_new_tokens: int, chai
     if model is None:
         site = site_of(home, chain)
         uri = f"models:/{site.model}@{CHAMPION}"
-    elif not model.startswith("models:/"):
-        raise NightjarError(
-            f"--model {model} is not a registry address", "write models:/NAME@champion or models:/NAME/3"
-        )
     else:
         site, uri = _registry_that_knows(home, chain), model
     require_database(site.tracking_uri)
-    with site.worker() as worker:
-        return worker.answer(uri, [prompt], max_new_tokens).texts[0]
+    return ask(site, uri, prompt, max_new_tokens)
 
 
 def _registry_that_knows(home: Path, chain: str | None) -> Site:

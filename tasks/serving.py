@@ -136,7 +136,8 @@ class ServingWorker:
 
 def _environment(folder: Path) -> dict[str, str]:
     path = os.pathsep.join(part for part in (str(_ROOT), os.environ.get("PYTHONPATH", "")) if part)
-    return os.environ | mlflow_environment() | {
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    return inherited | mlflow_environment() | {
         "PYTHONPATH": path,
         "TMPDIR": str(folder),
         "HF_HUB_OFFLINE": "1",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from typing import Annotated
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
+from configs.credentials import holds_password
 from configs.schema.base import Minutes, NonNegativeInt, PositiveInt, Prompts, Section, at_most
 
 
@@ -57,10 +57,15 @@ class RegistryConfig(Section):
     @model_validator(mode="after")
     def _no_password(self) -> RegistryConfig:
         # The config is stored with every run. Judged on the section, since the error of a field repeats its value.
-        if self.tracking_uri is not None and urlsplit(self.tracking_uri).password:
+        if self.tracking_uri is not None and holds_password(self.tracking_uri):
             raise ValueError(
                 "tracking_uri holds a password, and the config is stored with every run; set the whole URI as "
                 "MLFLOW_TRACKING_URI in the environment, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+            )
+        if self.artifact_location is not None and holds_password(self.artifact_location):
+            raise ValueError(
+                "artifact_location holds a password, and the config is stored with every run; set the store's own "
+                "variables in the environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             )
         return self
 

@@ -29,6 +29,7 @@ def test_one_origin_is_needed_and_only_one() -> None:
         "s3://AKIA:hunter2@bucket/pairs",
         "s3://AKIA:hunter2/with/slashes@bucket/pairs",
         "simplecache::https://ada:hunter2@example.org/pairs.parquet",
+        "https://example.org/pairs.parquet?sig=hunter2&se=2026-12-01",
     ],
 )
 def test_a_password_in_the_source_is_refused_and_not_repeated(source: str) -> None:
@@ -50,7 +51,14 @@ def _in_a_night(source: str) -> ValidationError:
 
 @pytest.mark.parametrize(
     "source",
-    ["s3://bucket/a@b", "abfs://container@account/x", "https://example.org:8080/a@b", "pairs:old@1.parquet", "file:///x"],
+    [
+        "s3://bucket/a@b",
+        "abfs://container@account/x",
+        "https://example.org:8080/a@b",
+        "pairs:old@1.parquet",
+        "file:///x",
+        "s3://bucket/x?region=eu",
+    ],
 )
 def test_a_source_without_a_password_is_taken(source: str) -> None:
     assert DataConfig(source=source).source == source

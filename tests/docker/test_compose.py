@@ -61,6 +61,22 @@ def test_docker_compose_accepts_it() -> None:
     )
 
 
+def test_no_log_in_is_no_variable_since_an_empty_one_switches_it_on() -> None:
+    """Prefect asks for a log-in as soon as the variable is there; its client sends none for an empty string."""
+    asks, says = "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_AUTH_STRING"
+    open_to_all = yaml.safe_load(config(POSTGRES_PASSWORD="pa55").stdout)["services"]
+    assert not [name for name, service in open_to_all.items() if given(service, asks) or given(service, says)]
+    assert "" not in [given(service, key) for service in open_to_all.values() for key in (asks, says)]
+    closed = yaml.safe_load(config(POSTGRES_PASSWORD="pa55", **{asks: "a:b", says: "a:b"}).stdout)["services"]
+    assert given(closed["prefect"], asks) == "a:b"
+    assert {given(closed[name], says) for name in ("worker-cpu", "worker-gpu", "deploy")} == {"a:b"}
+
+
+def given(service: dict[str, Any], variable: str) -> str | None:
+    """What a container gets: null in the file and absent here is absent there."""
+    return (service.get("environment") or {}).get(variable)
+
+
 def test_docker_compose_refuses_to_start_without_a_password() -> None:
     done = config()
     assert done.returncode != 0
@@ -118,7 +134,13 @@ def test_what_is_mounted_and_mentioned_exists(compose: dict[str, Any]) -> None:
     assert (DOCKER / "initdb/databases.sql").read_text(encoding="utf-8").count("CREATE DATABASE") == 2
     text = (DOCKER / "compose.yaml").read_text(encoding="utf-8")
     offered = (DOCKER / "env.example").read_text(encoding="utf-8")
-    for variable in sorted(set(re.findall(r"\$\{(\w+)", text))):
+    passed_on = {
+        variable
+        for service in compose["services"].values()
+        for variable, value in (service.get("environment") or {}).items()
+        if value is None
+    }
+    for variable in sorted(set(re.findall(r"\$\{(\w+)", text)) | passed_on):
         assert f"{variable}=" in offered, f"env.example does not name {variable}"
     used = {name.partition(":")[0] for service in compose["services"].values() for name in service.get("volumes", [])}
     assert {name for name in used if not name.startswith((".", "$"))} == set(compose["volumes"])

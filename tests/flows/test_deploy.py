@@ -132,6 +132,8 @@ def test_the_limit_of_the_gpu_pool_follows(client) -> None:
     deploy(CHAIN)
     deploy(replace(CHAIN, gpu_slots=3))
     assert client.read_work_pool("gpu").concurrency_limit == 3
+    deploy(replace(CHAIN, name="another"))
+    assert client.read_work_pool("gpu").concurrency_limit == 3, "a chain that asks for nothing changes nothing"
 
 
 @pytest.mark.parametrize("deployment", deployments_of(CHAIN), ids=lambda one: one.flow)

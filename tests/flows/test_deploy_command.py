@@ -73,6 +73,12 @@ def test_an_unknown_zone_is_refused() -> None:
         ("30 2 * * *", "Europe/Berlin", True),
         ("0 0-4 * * *", "America/New_York", True),
         ("0 1,13 * * *", "Europe/Berlin", True),
+        ("0 */2 * * *", "Europe/Berlin", True),
+        ("0 0-4/2 * * *", "Europe/Berlin", True),
+        ("0 1/6 * * *", "Europe/Berlin", True),
+        ("15 * * * *", "Europe/Berlin", True),
+        ("0 */6 * * *", "Europe/Berlin", False),
+        ("0 3/6 * * *", "Europe/Berlin", False),
         ("30 2 * * *", "UTC", False),
         ("0 3 * * *", "Europe/Berlin", False),
         ("0 12 * * *", "Europe/Berlin", False),
@@ -154,4 +160,6 @@ def test_relative_paths_of_a_config_start_where_the_chain_says() -> None:
 
 
 def test_pools() -> None:
-    assert pools_of(CHAIN) == {"cpu": None, "gpu": 1}
+    assert pools_of(CHAIN) == {"cpu": None, "gpu": None}
+    assert pools_of(replace(CHAIN, gpu_slots=4)) == {"cpu": None, "gpu": 4}
+    assert pools_of(replace(CHAIN, gpu_pool=False, gpu_slots=4)) == {"cpu": None}

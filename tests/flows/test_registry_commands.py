@@ -11,27 +11,17 @@ from configs.errors import NightjarError
 from flows.registry_commands import answer, roll_back
 from tasks import rollback as rollback_acts
 from tasks.rollback import Rollback
-from tasks.serving import ServingWorker
 from tests.stored_nights import run_night
 
 
 def test_an_address_on_a_server_needs_no_night_in_this_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
 
-    class Worker(ServingWorker):
-        def __init__(self, tracking_uri: str, *more: object) -> None:
-            started.append(tracking_uri)
+    def reply(site, address, prompt, tokens):
+        started.append(site.tracking_uri)
+        return f"from {address}"
 
-        def __enter__(self) -> Worker:
-            return self
-
-        def __exit__(self, *ended: object) -> None:
-            pass
-
-        def answer(self, uri, prompts, max_new_tokens):
-            return type("Answers", (), {"texts": [f"from {uri}"]})
-
-    monkeypatch.setattr("tasks.site.ServingWorker", Worker)
+    monkeypatch.setattr("flows.registry_commands.ask", reply)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(NightjarError, match="has seen no night yet"):
         answer(tmp_path, "models:/team@champion", "well?", 8)

@@ -30,7 +30,6 @@ from tasks.night_state import NightBook
 from tasks.reconcile import Reconciled
 from tasks.registry import CHAMPION, ModelRegistry
 from tasks.rollback import Rollback
-from tasks.serving import ServingWorker
 from tests.stored_nights import run_night
 
 
@@ -111,14 +110,12 @@ def test_the_commands_take_a_chain_or_a_model(home: Path, acted_on: list[str]) -
 
 def test_generate_asks_the_champion_of_the_named_chain(home: Path, monkeypatch) -> None:
     asked = []
-    monkeypatch.setattr(ServingWorker, "__enter__", lambda worker: worker)
-    monkeypatch.setattr(ServingWorker, "__exit__", lambda *ended: None)
 
-    def reply(worker, uri, prompts, tokens):
-        asked.append(uri)
-        return type("Answers", (), {"texts": ["yes"]})
+    def reply(site, address, prompt, tokens):
+        asked.append(address)
+        return "yes"
 
-    monkeypatch.setattr(ServingWorker, "answer", reply)
+    monkeypatch.setattr("flows.registry_commands.ask", reply)
     (home / "mlflow.db").write_bytes(b"not empty")
     assert answer(home, None, "well?", 8, chain="quickstart") == "yes"
     assert answer(home, "models:/chat-policy/3", "well?", 8) == "yes"
