@@ -15,7 +15,7 @@ from configs.errors import NightjarError
 from configs.schema import NightConfig, load_config
 from flows.flow_log import FlowLog
 from flows.handover import is_handed_over
-from flows.missed_nights import fresher_start_was_cancelled
+from flows.missed_nights import is_too_old, late_since
 from flows.night_tasks import gate_task, promote_task, reconcile_task, register_task, report_task, stage_task
 from flows.only_shown import only_shown
 from flows.request import NightRequest
@@ -26,7 +26,7 @@ from tasks.catch_up import catch_up
 from tasks.headline import headline
 from tasks.home import home_of
 from tasks.judging import read_report, stored_decision
-from tasks.night import ANOTHER_RUNS, NothingToDo, Opened, is_stale, only_night, open_night, same_snapshot_before
+from tasks.night import ANOTHER_RUNS, NothingToDo, Opened, caught_up_since, only_night, open_night, same_snapshot_before
 from tasks.night_source import source_of
 from tasks.night_state import NightBook
 from tasks.night_tracking import NightTracker
@@ -65,14 +65,18 @@ def nightly(request: NightRequest) -> State[Any]:
     """
     try:
         config = load_config(request.config, request.overrides)
-        if _is_late(request):
-            return _skipped(f"this start was due over {request.stale_after_hours:g} hours ago; a newer one catches up")
+        due = None if request.again else late_since()
+        if due is not None and is_too_old(due, request.stale_after_hours):
+            return _skipped(f"this start was due over {request.stale_after_hours:g} hours ago; the next one catches up")
         home = home_of(config)
         with ExitStack() as alone:
             try:
                 alone.enter_context(only_night(home))
             except LockHeld as busy:
                 return _skipped(f"{ANOTHER_RUNS}: {busy.message}")
+            done = None if due is None else caught_up_since(NightBook(home), config.name, due, time.time())
+            if done is not None:
+                return _skipped(f"this start was due before night {done.night} began; night {done.night} has caught up")
             with listening(FlowLog(listener())), full_disk_in_words(home):
                 return _run(request, config, home)
     except NightjarError as error:
@@ -257,9 +261,3 @@ def _skipped_night(night: NightWork, reason: str) -> State[Any]:
 def _skipped(reason: str) -> State[Any]:
     listener().note(f"skipped: {reason}")
     return Completed(name=SKIPPED, message=reason)
-
-
-def _is_late(request: NightRequest) -> bool:
-    due, hours = flow_run.scheduled_start_time, request.stale_after_hours
-    is_late = due is not None and is_stale(due.timestamp(), time.time(), hours)
-    return is_late and not fresher_start_was_cancelled(hours)

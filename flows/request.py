@@ -19,7 +19,8 @@ class NightRequest(BaseModel):
     who: str = Field(default="", description="With force: who decides.")
     why: str = Field(default="", description="With force: why; it becomes part of the version's record.")
     stale_after_hours: Annotated[float, Field(gt=0)] = Field(
-        default=12.0, description="A scheduled start that is later than this is skipped: a newer one catches up."
+        default=168.0,
+        description="Of missed starts one catches up, unless even the newest was due longer ago than this.",
     )
 
     @model_validator(mode="after")

@@ -107,6 +107,15 @@ def is_stale(scheduled: float, now: float, limit_hours: float) -> bool:
     return now - scheduled > limit_hours * 3600.0
 
 
+def caught_up_since(book: NightBook, name: str, due: float, now: float) -> NightState | None:
+    """The night of this chain that began after `due` and came to its end: a start that was due then has no work left.
+
+    Moments are seconds since 1970. A night that lies ahead of `now` was dated by a clock that has been set back since.
+    """
+    began = [s for s in book.nights(name) if due < s.started <= now and s.status in ("finished", "skipped")]
+    return began[-1] if began else None
+
+
 def _unfinished(states: Sequence[NightState], config_hash: str) -> NightState | None:
     last = states[-1] if states else None
     wanted = last is not None and last.status in ("running", "failed") and last.config_hash == config_hash

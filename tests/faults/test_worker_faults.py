@@ -109,8 +109,11 @@ def worker(operated: Operated) -> Iterator[Callable[[], None]]:
         process.wait()
 
 
-def test_five_missed_nights_one_catches_up(operated: Operated, worker: Callable[[], None]) -> None:
-    missed = [operated.due(hours) for hours in (97, 73, 49, 25, 1)]
+@pytest.mark.parametrize("hours_ago", [(97, 73, 49, 25, 1), (109, 85, 61, 37, 13), (13,)])
+def test_of_missed_nights_one_catches_up(
+    operated: Operated, worker: Callable[[], None], hours_ago: tuple[float, ...]
+) -> None:
+    missed = [operated.due(hours) for hours in hours_ago]
     worker()
     ends = [operated.end_of(run) for run in missed]
     told = [(end["state_name"], end["state"]["message"]) for end in ends]

@@ -11,7 +11,16 @@ import pytest
 
 from configs.schema import NightConfig
 from tasks.last_config import last_config
-from tasks.night import NothingToDo, Opened, Source, is_stale, only_night, open_night, same_snapshot_before
+from tasks.night import (
+    NothingToDo,
+    Opened,
+    Source,
+    caught_up_since,
+    is_stale,
+    only_night,
+    open_night,
+    same_snapshot_before,
+)
 from tasks.night_state import NightBook, StageNote
 from tasks.registry_errors import LockHeld
 from training.errors import ContractError, DataError
@@ -184,6 +193,20 @@ def test_state_survives_the_disk_and_a_broken_file_is_named(book: NightBook) -> 
     (book.folder(state.night) / "night.json").write_text('{"night": 3}')
     with pytest.raises(ContractError, match=r"night\.json"):
         book.load(state.night)
+
+
+def test_a_night_that_began_since_has_caught_up(book: NightBook) -> None:
+    config = config_of()
+    state = opened(open_night(book, config, FakeSource().source())).state
+    due, now = state.started - 60.0, state.started + 60.0
+    assert caught_up_since(book, config.name, due, now) is None, "it broke off: somebody has to go on with it"
+    done = book.change(state, status="finished", ended=now)
+    assert caught_up_since(book, config.name, due, now) == done
+    assert caught_up_since(book, config.name, now, now + 60.0) is None, "it began before"
+    assert caught_up_since(book, config.name, due, state.started - 1.0) is None, "a clock was set back since"
+    assert caught_up_since(book, "another-chain", due, now) is None
+    book.change(done, status="failed")
+    assert caught_up_since(book, config.name, due, now) is None
 
 
 def test_stale_starts() -> None:
