@@ -26,9 +26,8 @@ from flows.stack_services import LOOPBACK, Ports, addresses, services_of
 from flows.stack_supervisor import LOGS, STATE, Supervisor
 from tasks.home import home_of
 from tasks.launch_plan import ROOT
-from tasks.locks import held_lock
+from tasks.locks import held_lock, holder_of
 from tasks.process_tree import end_processes
-from tasks.registry_errors import LockHeld
 
 FOLDER = "stack"
 _UP_SECONDS = 1200.0
@@ -99,7 +98,7 @@ def supervise(home: Path, prefect_port: int, mlflow_port: int, postgres_port: in
     """What `up` starts in the background."""
     folder = home / FOLDER
     ports = Ports(prefect_port, mlflow_port, postgres_port)
-    with held_lock(folder / "lock", "the stack", wait_seconds=5.0):  # somebody may be looking whether it is held
+    with held_lock(folder / "lock", "the stack"):
         (folder / "supervisor.pid").write_text(f"{os.getpid()}\n", encoding="utf-8")
         try:
             Supervisor(folder, services_of(home, folder, ports, open_postgres(folder, ports.postgres))).run()
@@ -109,11 +108,8 @@ def supervise(home: Path, prefect_port: int, mlflow_port: int, postgres_port: in
 
 def supervisor_of(folder: Path) -> psutil.Process | None:
     """The living supervisor of this folder. A reused pid is told apart by the lock that only the supervisor holds."""
-    try:
-        with held_lock(folder / "lock", "looking"):
-            return None
-    except LockHeld:
-        pass
+    if holder_of(folder / "lock") is None:
+        return None
     try:
         return psutil.Process(int((folder / "supervisor.pid").read_text(encoding="utf-8")))
     except (OSError, ValueError, psutil.NoSuchProcess):

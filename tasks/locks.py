@@ -15,7 +15,10 @@ from pathlib import Path
 from tasks.process_identity import ProcessIdentity
 from tasks.registry_errors import LockHeld, LockUnusable
 
+LOCK_OPENS = "wait until it has ended; the lock opens by itself when that process is gone"
 _POLL_SECONDS = 0.1
+_LOOK_SECONDS = 30.0
+"""How long one who only looks may stand in the way; a look takes microseconds, unless its process is stopped in it."""
 
 
 @contextmanager
@@ -23,7 +26,7 @@ def held_lock(path: Path, purpose: str, wait_seconds: float = 0.0) -> Iterator[N
     """Hold `path` alone. The kernel lets go when the process ends, however it ends; the file stays and means nothing.
 
     Raises LockHeld naming the holder when another process (or another part of this one) keeps it for `wait_seconds`,
-    LockUnusable when the file cannot be made.
+    LockUnusable when the file cannot be made. Those who only look (`holder_of`) are no holders.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,6 +44,24 @@ def held_lock(path: Path, purpose: str, wait_seconds: float = 0.0) -> Iterator[N
         os.close(descriptor)
 
 
+def holder_of(path: Path) -> str | None:
+    """Who holds `path` right now, in words; None when nobody does. Makes nothing, and refuses nobody the lock.
+
+    The look is a shared lock for a moment: several may look at once, and `held_lock` tells them from a holder.
+    Raises LockUnusable when the file cannot be read.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise LockUnusable(f"{path} cannot be read: {error.strerror or error}", "let this user read it") from None
+    try:
+        return None if _is_free_of_holders(descriptor) else _holder(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def model_lock_path(home: Path, model: str) -> Path:
     """Where promotions, rollbacks, reconcile and retention of one model meet."""
     return home / "locks" / f"{re.sub(r'[^A-Za-z0-9_-]', '_', model)}.lock"
@@ -52,12 +73,27 @@ def _take(descriptor: int, path: Path, purpose: str, deadline: float) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
-            if time.monotonic() >= deadline:
+            if _is_over(descriptor, deadline):
                 raise LockHeld(
                     f"{purpose} cannot start: {path} is held by {_holder(descriptor)}",
-                    "wait until it has ended; the lock opens by itself when that process is gone",
+                    LOCK_OPENS,
                 ) from None
         time.sleep(_POLL_SECONDS)
+
+
+def _is_over(descriptor: int, deadline: float) -> bool:
+    """Whether waiting is over: at the deadline, or a little later when nobody holds the lock and somebody looks."""
+    late = time.monotonic() - deadline
+    return late >= 0 and (late > _LOOK_SECONDS or not _is_free_of_holders(descriptor))
+
+
+def _is_free_of_holders(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return True
 
 
 def _sign(descriptor: int, purpose: str) -> None:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.schema import NightConfig
-from tasks.locks import held_lock
+from tasks.locks import LOCK_OPENS, held_lock, holder_of
 from tasks.night_seeds import first_night_with, night_seed
 from tasks.night_state import NightBook, NightState
+from tasks.registry_errors import LockHeld
 
 LOCK = "night.lock"
 ANOTHER_RUNS = "another night is running"
@@ -41,10 +42,10 @@ def only_night(home: Path) -> Iterator[None]:
 
 
 def check_alone(home: Path) -> None:
-    """Raises LockHeld when a night is at work on this home right now; nothing is made."""
-    if (home / LOCK).exists():
-        with only_night(home):
-            pass
+    """Raises LockHeld when a night is at work on this home right now; nothing is made, and no night is disturbed."""
+    holder = holder_of(home / LOCK)
+    if holder is not None:
+        raise LockHeld(f"a night cannot start: {home / LOCK} is held by {holder}", LOCK_OPENS)
 
 
 @dataclass(frozen=True)

@@ -228,6 +228,29 @@ def test_second_process_is_told_who_holds_the_lock(tmp_path: Path) -> None:
         pass
 
 
+def test_who_looks_whether_a_night_is_at_work_makes_no_night_skip(tmp_path: Path) -> None:
+    with only_night(tmp_path):
+        pass
+    lookers = [subprocess.Popen([sys.executable, "-c", _LOOKER, str(tmp_path)], cwd=ROOT) for _ in range(2)]
+    began = 0
+    while any(looker.poll() is None for looker in lookers):
+        with only_night(tmp_path):
+            began += 1
+    assert began > 0
+    assert [looker.returncode for looker in lookers] == [0, 0]
+
+
+_LOOKER = """
+import sys
+sys.path.insert(0, "")
+from contextlib import suppress
+from pathlib import Path
+from tasks.night import check_alone
+from tasks.registry_errors import LockHeld
+for _ in range(300):
+    with suppress(LockHeld):
+        check_alone(Path(sys.argv[1]))
+"""
 _HOLDER = """
 import sys
 sys.path.insert(0, "")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tasks.locks import held_lock, model_lock_path
+from tasks import locks
+from tasks.locks import held_lock, holder_of, model_lock_path
 from tasks.registry_errors import LockHeld, LockUnusable
 
 HOLDER = """
@@ -54,6 +59,42 @@ def test_waits_as_long_as_it_is_told(tmp_path: Path) -> None:
     with held_lock(file, "mine", wait_seconds=30):
         pass
     child.wait()
+
+
+@contextmanager
+def somebody_looks(file: Path) -> Iterator[int]:
+    """Another open file of this process stands in the middle of a look; yields its descriptor."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_CREAT)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def test_a_look_names_the_holder_and_makes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "home" / "lock"
+    assert holder_of(file) is None
+    assert not file.parent.exists()
+    with held_lock(file, "a night"):
+        assert holder_of(file) == f"a night (pid {os.getpid()} on {os.uname().nodename})"
+    assert holder_of(file) is None
+
+
+def test_who_only_looks_is_waited_for_even_by_those_who_wait_for_nobody(tmp_path: Path) -> None:
+    file = tmp_path / "lock"
+    with somebody_looks(file) as descriptor:
+        assert holder_of(file) is None, "one who looks does not see another who looks"
+        threading.Timer(0.3, fcntl.flock, (descriptor, fcntl.LOCK_UN)).start()
+        with held_lock(file, "a night"):
+            assert holder_of(file) is not None
+
+
+def test_a_look_that_never_ends_is_waited_for_with_a_bound(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(locks, "_LOOK_SECONDS", 0.3)
+    file = tmp_path / "lock"
+    with somebody_looks(file), pytest.raises(LockHeld), held_lock(file, "a night"):
+        pass
 
 
 def test_lock_names_are_file_names(tmp_path: Path) -> None:
