@@ -17,7 +17,10 @@ Float32s = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class Experience:
-    """One answer, annotated. Log-probs are [R] in nats: `behavior` of who wrote it, `ref` of the frozen model."""
+    """One answer, annotated. Log-probs are [R] in nats: `behavior` of who wrote it, `ref` of the frozen model.
+
+    `recorded`: `behavior` was recorded while it was written. Else the reference stands in for an unknown writer.
+    """
 
     prompt_id: str
     prompt_ids: tuple[int, ...]
@@ -27,6 +30,7 @@ class Experience:
     score: float
     finished: bool
     round: int  # -1: stored before tonight
+    recorded: bool = True  # tonight's always are
 
     @property
     def group(self) -> Group:
@@ -84,7 +88,7 @@ class ExperiencePool:
             experiences.append(
                 Experience(
                     batch.prompt_id[i], tuple(batch.prompt_ids[i].tolist()), tuple(batch.response_ids[i].tolist()),
-                    behavior, reference, float(batch.scores[i]), bool(batch.eos[i]), -1,
+                    behavior, reference, float(batch.scores[i]), bool(batch.eos[i]), -1, not batch.estimated[i],
                 )
             )  # fmt: skip
         return experiences

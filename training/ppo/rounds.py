@@ -10,7 +10,7 @@ import torch
 
 from configs.schema.ppo import PPOConfig, ReplayConfig
 from training.errors import StageError
-from training.objectives import masked_mean
+from training.objectives import kl_penalty, masked_mean
 from training.ppo.experience import Experience, ExperiencePool, RoundBatch, padded, response_mask
 from training.ppo.probe import pass_log_probs_and_values
 from training.ppo.shaping import RewardScale, Share, clipped_share, estimate_advantages, shape_scores, td_errors
@@ -117,11 +117,12 @@ class RoundMaker:
             "reward_raw_mean": float(np.mean([e.score for e in experiences])),
             "advantage_variance": found.variance,
             "reward_kl": found.reward_kl,
-            "kl_behavior": float(masked_mean(behavior - old_log_probs, mask)),
             "fresh_share": float(np.mean([e.round >= 0 for e in experiences])),
             "value_mean": float(masked_mean(old_values, mask)),
         }
-        return batch, metrics | round_weight_metrics(weights, mask)
+        recorded = torch.tensor([e.recorded for e in experiences])
+        drift = behavior_drift(behavior, old_log_probs, mask, recorded)
+        return batch, metrics | drift | round_weight_metrics(weights, mask)
 
     def _weights(self, log_ratio: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         if not self.replay.importance_weights:
@@ -157,6 +158,20 @@ class RoundMaker:
         experiences = self.pool.take(batch.indices.tolist())
         _, values = self._old_pass(experiences, list(range(len(experiences))), batch.response_mask)
         self.update_priorities(batch, values)
+
+
+def behavior_drift(
+    behavior_log_probs: torch.Tensor, old_log_probs: torch.Tensor, mask: torch.Tensor, recorded: torch.Tensor
+) -> dict[str, float]:
+    """KL(writer || old policy), nats a token, by k3 with r = old / writer: never negative, however few the tokens.
+
+    `kl_behavior` over answers whose writer's log-probs were `recorded` [B], `kl_behavior_estimated` over those that the
+    reference stands in for: it did not write them, so that their mean is a distance, but no estimate of a KL. What the
+    round has no answer of is left out.
+    """
+    k3 = kl_penalty(behavior_log_probs, old_log_probs, "k3")
+    kinds = {"kl_behavior": mask & recorded[:, None], "kl_behavior_estimated": mask & ~recorded[:, None]}
+    return {name: float(masked_mean(k3, kind)) for name, kind in kinds.items() if kind.any()}
 
 
 def minibatch_rows(order: list[int], size: int) -> list[list[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -239,6 +240,25 @@ def test_answers_that_collapse_are_rolled_back(build_loop: BuildLoop, monkeypatc
     last = [line["response_length"] for line in lines(loop) if "response_length" in line][-1]
     assert last > 0.3 * loop.parts.guards.baseline["response_length"]
     assert_sound(loop)
+
+
+def test_the_usual_rule_on_stale_answers_rests_in_health_and_fires_when_their_writer_is_far(build_loop: BuildLoop):
+    """Answers come back that this night's earlier policies wrote; then such as somebody quite different wrote."""
+    (rule,) = [rule for rule in default_rules() if rule.metric == "kl_behavior"]
+    longer = LONG.model_copy(update={"rounds": 6})
+    replay = REPLAY.model_copy(update={"stored_share": 0.7})
+    healthy, _ = watched(build_loop, rule, name="healthy", ppo=longer, replay=replay)
+    healthy.run()
+    seen = [event["kl_behavior"] for event in events(healthy, "round")]
+    assert 0 < max(seen) < rule.threshold / 2
+    assert fired(healthy) == []
+    far, _ = watched(build_loop, rule, name="far", replay=replay)
+    collect = far.parts.rollouts.collect
+    far.parts.rollouts.collect = lambda index: [
+        replace(answer, behavior_log_probs=answer.behavior_log_probs + np.float32(0.3)) for answer in collect(index)
+    ]
+    far.run()
+    assert set(fired(far)) == {rule.label}
 
 
 def test_every_firing_is_in_the_result(tmp_path, night, ppo_inputs):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from scipy import stats
 
 from configs.schema.ppo import PPOConfig, ReplayConfig
 from tests.training.ppo.conftest import BuildLoop
-from tests.training.stages import PPO, REPLAY
+from tests.training.stages import PPO, REPLAY, ROLLOUT
 from training.errors import DataError, StageError
 from training.ppo.rounds import RoundMaker, minibatch_rows
 from training.ppo.shaping import RewardScale
@@ -231,7 +232,48 @@ def test_the_rounds_tensors_belong_together(opened: MakeRound):
     assert loop.round_metrics["reward_mean"] == pytest.approx(float(batch.shaped_scores.mean()))
     assert loop.round_metrics["fresh_share"] == pytest.approx(sum(e.round >= 0 for e in experiences) / len(experiences))
     assert loop.round_metrics["kl_behavior"] == pytest.approx(0.0, abs=1e-4)
+    assert loop.round_metrics["kl_behavior_estimated"] == pytest.approx(0.0, abs=1e-4)
     assert 0 < loop.round_metrics["effective_sample_fraction"] <= 1
+
+
+def stale(loop: Any, shift: float, recorded: bool) -> Any:
+    """Answers of one kind as if someone else had written them: every other token likelier to that one, or rarer."""
+    take = loop.state.pool.take
+
+    def taken(indices: Any) -> Any:
+        found = []
+        for e in take(indices):
+            moved = e.behavior_log_probs + np.resize([shift, -shift], len(e.behavior_log_probs)).astype(np.float32)
+            found.append(replace(e, behavior_log_probs=moved) if e.recorded == recorded else e)
+        return found
+
+    loop.state.pool.take = taken
+    return loop
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_kl_behavior_is_never_negative_and_keeps_estimated_writers_apart(build_loop: BuildLoop, recorded: bool):
+    """k3 with r = old / writer, by hand in float64; tokens that the policy finds rarer do not cancel those it likes."""
+    loop = stale(build_loop(), 0.5, recorded)
+    loop.state.sampler.add(loop.state.pool.num_stored)
+    loop._open_round()
+    batch, metrics = loop.state.batch, loop.round_metrics
+    experiences = loop.state.pool.take(batch.indices.tolist())
+    assert {e.recorded for e in experiences} == {True, False}, "both kinds are in the round"
+    for kind, name in ((True, "kl_behavior"), (False, "kl_behavior_estimated")):
+        mask = batch.response_mask & torch.tensor([e.recorded == kind for e in experiences])[:, None]
+        log_r = (batch.old_log_probs - batch.behavior_log_probs)[mask].double().numpy()
+        assert metrics[name] == pytest.approx(float(np.mean(np.exp(log_r) - 1 - log_r)), rel=1e-4, abs=1e-7)
+        assert (metrics[name] > 0.1) == (kind == recorded)
+
+
+def test_kl_behavior_of_stored_answers_alone(build_loop: BuildLoop):
+    """Nobody recorded their log-probs, so there is nothing to be told of a writer: no number, not a good one."""
+    loop = build_loop(rollout=ROLLOUT.model_copy(update={"n": 0}))
+    loop.state.sampler.add(loop.state.pool.num_stored)
+    loop._open_round()
+    assert "kl_behavior" not in loop.round_metrics
+    assert loop.round_metrics["kl_behavior_estimated"] >= 0
 
 
 def test_importance_weights_are_old_policy_over_writer(opened: MakeRound):
