@@ -18,7 +18,7 @@ from pydantic import Field
 from configs.errors import NightjarError
 from flows.forms import Blocks, Chain, Form, Home
 from flows.night_tasks import ACT, REGISTRY_RETRIES, is_passing
-from tasks.approval import Undecided, promote_approved, refuse, undecided_night
+from tasks.approval import AnswerTooLate, Undecided, promote_approved, refuse, undecided_night
 from tasks.notify import notify
 from tasks.promotion import Force, Promotion
 
@@ -55,7 +55,8 @@ class Decision(RunInput):
 def approve(request: ApproveRequest) -> State[Any]:
     """Show an undecided night, wait for a person, and promote or keep.
 
-    Ends Completed with the version promoted, or `Kept` (completed): refused, nobody answered, or nothing to decide.
+    Ends Completed with the version promoted, or `Kept` (completed): refused, nobody answered, answered too
+    late, or nothing to decide.
     """
     try:
         undecided = undecided_night(Path(request.home), request.night, request.flow_run_id, request.chain)
@@ -96,15 +97,22 @@ def _wake_up() -> None:
 def _carry_out(undecided: Undecided, decision: Decision | None, request: ApproveRequest) -> State[Any]:
     if decision is None:
         told = f"nobody decided within {request.timeout_hours:g} hours; the champion stays"
-    elif not decision.promote:
-        told = f"{decision.who} keeps the champion: {decision.why}"
-        refuse(undecided, told)
-    else:
+        return _kept(request, "the champion stays", told)
+    try:
+        if not decision.promote:
+            told = f"{decision.who} keeps the champion: {decision.why}"
+            refuse_task(undecided, told)
+            return _kept(request, "the champion stays", told)
         done = promote_task(undecided, Force(decision.who, decision.why))
-        told = f"version {done.version} is champion, approved by {decision.who}: {decision.why}"
-        notify(request.notify, f"Nightjar: {undecided.site.model} was promoted", told)
-        return Completed(message=told)
-    notify(request.notify, "Nightjar: the champion stays", told)
+    except AnswerTooLate as late:
+        return _kept(request, f"the answer of {decision.who} came too late", str(late))
+    told = f"version {done.version} is champion, approved by {decision.who}: {decision.why}"
+    notify(request.notify, f"Nightjar: {undecided.site.model} was promoted", told)
+    return Completed(message=told)
+
+
+def _kept(request: ApproveRequest, subject: str, told: str) -> State[Any]:
+    notify(request.notify, f"Nightjar: {subject}", told)
     return Completed(name=KEPT, message=told)
 
 
@@ -112,3 +120,9 @@ def _carry_out(undecided: Undecided, decision: Decision | None, request: Approve
 def promote_task(undecided: Undecided, force: Force) -> Promotion:
     """The version as champion, or everything as it was."""
     return promote_approved(undecided, force)
+
+
+@task(name="keep the champion", retry_condition_fn=is_passing, **REGISTRY_RETRIES, **ACT)
+def refuse_task(undecided: Undecided, sentence: str) -> None:
+    """The answer written down; retried while another one is being carried out."""
+    refuse(undecided, sentence)

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from configs.errors import NightjarError
 from tasks.catch_up import catch_up
 from tasks.judging import FOLDER, MARKDOWN
 from tasks.last_config import site_of
+from tasks.locks import held_lock
 from tasks.night_state import NightBook, NightState
 from tasks.promotion import Force, Promotion, promote
 from tasks.site import Site
 from training.errors import ContractError
 
 VERDICT = "INCONCLUSIVE"
+LOCK = "approval.lock"
+
+
+class AnswerTooLate(NightjarError, RuntimeError):
+    """The night waits for nobody any more; this answer has changed nothing."""
 
 
 class Undecided:
@@ -64,22 +73,56 @@ def undecided_night(
             f"{len(waiting)} nights wait for a decision: {', '.join(state.night for state in waiting)}",
             "name one of them, or its chain",
         )
-    return Undecided(site_of(home, waiting[0].name), book, waiting[0]) if waiting else None
+    if not waiting:
+        return None
+    found = Undecided(site_of(home, waiting[0].name), book, waiting[0])
+    return None if found.version in found.site.journal.banned_versions(found.site.model) else found
 
 
 def promote_approved(undecided: Undecided, force: Force) -> Promotion:
-    """Make the version champion, by a person's word. Raises PromotionError and its kin; the champion then stays."""
-    champion = undecided.state.champion
-    judged_against = champion.version if champion is not None else None
-    night = undecided.state.night
-    done = promote(undecided.site, undecided.version, judged_against=judged_against, night=night, force=force)
-    _write_down(undecided, promoted=True, reason=f"approved by {force.who}: {force.why}")
+    """Make the version champion, by a person's word about the gate's doubt, which lifts no ban.
+
+    Raises AnswerTooLate, LockHeld, and PromotionError and its kin; the champion then stays.
+    """
+    with _answering(undecided):
+        champion = undecided.state.champion
+        judged_against = champion.version if champion is not None else None
+        night, word = undecided.state.night, replace(force, lifts_ban=False)
+        done = promote(undecided.site, undecided.version, judged_against=judged_against, night=night, force=word)
+        _write_down(undecided, promoted=True, reason=f"approved by {force.who}: {force.why}")
     return done
 
 
 def refuse(undecided: Undecided, sentence: str) -> None:
-    """Write down that a person keeps the champion; the night is then not asked about again."""
-    _write_down(undecided, reason=sentence)
+    """Write down that a person keeps the champion; the night is then not asked about again.
+
+    Raises AnswerTooLate and LockHeld.
+    """
+    with _answering(undecided):
+        if undecided.version in undecided.site.journal.champions(undecided.site.model)[-1:]:
+            raise _too_late(undecided, f"version {undecided.version} is champion already")
+        _write_down(undecided, reason=sentence)
+
+
+@contextmanager
+def _answering(undecided: Undecided) -> Iterator[None]:
+    """The only answer at a time, about the night as it is by now: hours may have passed since the form was shown."""
+    book, night = undecided.book, undecided.state.night
+    with held_lock(book.home / LOCK, f"the answer about {night}", undecided.site.config.lock_wait_seconds):
+        undecided.state = book.load(night)
+        judged = [state for state in book.nights(undecided.state.name) if state.verdict is not None]
+        if not _waits(undecided.state):
+            raise _too_late(undecided, undecided.state.reason or "it is not undecided any more")
+        if judged[-1].night != night:
+            raise _too_late(undecided, f"night {judged[-1].night} was judged since")
+        yield
+
+
+def _too_late(undecided: Undecided, sentence: str) -> AnswerTooLate:
+    return AnswerTooLate(
+        f"night {undecided.state.night} waits for no answer any more: {sentence}",
+        "this answer changes nothing; look at `nightjar status`",
+    )
 
 
 def _write_down(undecided: Undecided, **fields: object) -> None:

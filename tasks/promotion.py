@@ -25,10 +25,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Force:
-    """A person's decision to promote what the gate or an earlier rollback speaks against."""
+    """A person's decision to promote what the gate or an earlier rollback speaks against.
+
+    `lifts_ban`: False where the person was asked about the gate alone.
+    """
 
     who: str
     why: str
+    lifts_ban: bool = True
 
     def __post_init__(self) -> None:
         if not self.who.strip() or not self.why.strip():
@@ -91,7 +95,7 @@ def tidy(site: Site, version: Version, force: Force | None = None) -> None:
 def _refuse_banned(site: Site, version: Version, force: Force | None) -> None:
     digest = version.tags.get(DIGEST)
     banned = site.journal.is_banned(site.model, version.number, digest) or ROLLBACK_REASON in version.tags
-    if banned and force is None:
+    if banned and not (force is not None and force.lifts_ban):
         why = version.tags.get(ROLLBACK_REASON, "the same weights were rolled back under another number")
         raise BannedVersion(
             f"version {version.number} of {site.model} was rolled back before ({why})",

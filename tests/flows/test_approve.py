@@ -17,7 +17,7 @@ from flows.approve import ApproveRequest, approve
 from tasks import approval
 from tasks.last_config import site_of
 from tasks.night_state import NightBook
-from tasks.promotion import Promotion
+from tasks.promotion import Force, Promotion
 from tasks.registry import CHAMPION
 from training.errors import ContractError
 
@@ -134,6 +134,23 @@ def test_no_keeps_the_champion_and_is_written_down(undecided, promoted) -> None:
     assert state_of(undecided).reason == "Ada keeps the champion: too curt"
     assert "Ada keeps the champion: too curt" in note_of(undecided, "fake-0002")
     assert "no night waits" in ask(undecided).message
+
+
+def test_an_answer_that_comes_after_another_one_changes_nothing(undecided, promoted, monkeypatch) -> None:
+    told = []
+
+    def ask_two(form, request):
+        other = approval.undecided_night(undecided.home)
+        approval.promote_approved(other, Force("Ada", "read thirty answers"))
+        return approve_module.Decision(promote=False, who="Bob", why="too curt")
+
+    monkeypatch.setattr(approve_module, "_ask", ask_two)
+    monkeypatch.setattr(approve_module, "notify", lambda blocks, subject, body: told.append(subject))
+    state = ask(undecided)
+    assert (state.name, told) == ("Kept", ["Nightjar: the answer of Bob came too late"])
+    assert "approved by Ada: read thirty answers" in state.message
+    assert (champion(undecided), state_of(undecided).promoted) == ("2", True)
+    assert "Ada" in state_of(undecided).reason
 
 
 def test_no_answer_keeps_the_champion(undecided, promoted) -> None:
