@@ -26,7 +26,8 @@ from tasks.catch_up import catch_up
 from tasks.headline import headline
 from tasks.home import home_of
 from tasks.judging import read_report, stored_decision
-from tasks.night import ANOTHER_RUNS, NothingToDo, Opened, caught_up_since, only_night, open_night, same_snapshot_before
+from tasks.night import NothingToDo, Opened, caught_up_since, open_night, same_snapshot_before
+from tasks.night_lock import ANOTHER_RUNS, NightAtWork, only_night
 from tasks.night_source import source_of
 from tasks.night_state import NightBook
 from tasks.night_tracking import NightTracker
@@ -34,7 +35,7 @@ from tasks.night_work import NightWork
 from tasks.progress import listener, listening
 from tasks.promotion import Force
 from tasks.publish import publish_failed_validation, publish_judgement, publish_summary, publish_validation
-from tasks.registry_errors import BannedVersion, LockHeld
+from tasks.registry_errors import BannedVersion
 from tasks.run_lease import run_lease
 from tasks.site import Site
 from tasks.summary import summarise
@@ -71,8 +72,9 @@ def nightly(request: NightRequest) -> State[Any]:
         home = home_of(config)
         with ExitStack() as alone:
             try:
-                alone.enter_context(only_night(home))
-            except LockHeld as busy:
+                wait = config.runtime.turn_wait_minutes * 60.0
+                alone.enter_context(only_night(home, config.name, wait, listener().note))
+            except NightAtWork as busy:
                 return _skipped(f"{ANOTHER_RUNS}: {busy.message}")
             done = None if due is None else caught_up_since(NightBook(home), config.name, due, time.time())
             if done is not None:

@@ -18,9 +18,8 @@ from flows.stopping import ending_on_signals
 from flows.user_name import user_name
 from tasks.admission import admit_night, admit_watch
 from tasks.home import home_of
-from tasks.night import ANOTHER_RUNS, check_alone
-from tasks.progress import listening
-from tasks.registry_errors import LockHeld
+from tasks.night_lock import ANOTHER_RUNS, NightAtWork, check_alone, only_night
+from tasks.progress import listener, listening
 
 if TYPE_CHECKING:
     from prefect import State
@@ -40,8 +39,10 @@ def run_night(config: str, overrides: Sequence[str], *, again: bool, force: bool
     home = home_of(loaded)
 
     def check() -> None:
-        check_alone(home)
+        check_alone(home, loaded.name)
         admit_night(loaded, home)
+        with only_night(home, loaded.name, loaded.runtime.turn_wait_minutes * 60.0, listener().note):
+            pass  # another chain's night is waited for before there is a second temporary server in this home
 
     def start() -> State[Any]:
         from flows.nightly import nightly
@@ -50,7 +51,7 @@ def run_night(config: str, overrides: Sequence[str], *, again: bool, force: bool
 
     try:
         return _run(home, check, start, plain)
-    except LockHeld as busy:
+    except NightAtWork as busy:
         return _busy(f"{ANOTHER_RUNS}: {busy.message}")
 
 

@@ -13,9 +13,9 @@ from rich.table import Table
 
 from configs.errors import NightjarError
 from tasks.last_config import sites_of
-from tasks.night import check_alone
+from tasks.night_lock import night_at_work
 from tasks.night_state import NightBook, NightState
-from tasks.registry_errors import JournalError, LockHeld
+from tasks.registry_errors import JournalError
 from tasks.site import Site
 
 _STYLES = {"finished": "green", "failed": "red", "running": "yellow", "skipped": "dim"}
@@ -47,11 +47,8 @@ def status_view(home: Path, count: int) -> RenderableType:
 
 def _at_work(home: Path) -> list[str]:
     """The process that runs a night on this home right now, if one does."""
-    try:
-        check_alone(home)
-    except LockHeld as busy:
-        return [f"a night is at work: {busy.message.partition(': ')[2]}"]
-    return []
+    holder = night_at_work(home)
+    return [] if holder is None else [f"a night is at work: {holder}"]
 
 
 def _night_problems(nights: list[NightState], at_work: bool) -> list[str]:

@@ -1,21 +1,15 @@
-"""Which night it is: go on with one that broke off, skip, or begin a new one. And the lock that lets only one run."""
+"""Which night it is: go on with one that broke off, skip, or begin a new one."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from configs.schema import NightConfig
-from tasks.locks import LOCK_OPENS, held_lock, holder_of
 from tasks.night_seeds import first_night_with, night_seed
 from tasks.night_state import NightBook, NightState
-from tasks.registry_errors import LockHeld
 
-LOCK = "night.lock"
-ANOTHER_RUNS = "another night is running"
 _DAY = "%Y-%m-%d"
 
 
@@ -32,20 +26,6 @@ class NothingToDo:
     """No night, and the sentence that says why."""
 
     reason: str
-
-
-@contextmanager
-def only_night(home: Path) -> Iterator[None]:
-    """Be the only night of this home. Raises LockHeld naming the other one; it opens when that process is gone."""
-    with held_lock(home / LOCK, "a night"):
-        yield
-
-
-def check_alone(home: Path) -> None:
-    """Raises LockHeld when a night is at work on this home right now; nothing is made, and no night is disturbed."""
-    holder = holder_of(home / LOCK)
-    if holder is not None:
-        raise LockHeld(f"a night cannot start: {home / LOCK} is held by {holder}", LOCK_OPENS)
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,8 @@ class RuntimeConfig(Section):
     """How often a stage whose process died is started again from its checkpoint."""
     stage_timeout_minutes: Minutes = 24 * 60.0
     """A stage that takes longer is ended and fails."""
+    turn_wait_minutes: Minutes = 12 * 60.0
+    """A night waits for the night of another chain on its home for this long, and then fails."""
     lease_seconds: Seconds = 60.0
     """A child ends itself when its parent has not renewed the lease for this long."""
     min_free_disk_gb: Annotated[float, Field(ge=0.0), at_most(1_000_000.0, "GB")] = 1.0

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 
 from tasks.last_config import site_of
-from tasks.night import only_night
+from tasks.night_lock import only_night
 from tasks.process_tree import MARK
 from tasks.registry import CHAMPION
 from tasks.registry_errors import StoredBytesDiffer
@@ -39,7 +39,7 @@ def assert_sound(home: Path, *, spoilt: Collection[str] = (), torn_lines: int = 
     assert running_runs(site) == []
     assert torn_checkpoints(home) == []
     assert processes_below(home) == []
-    with only_night(home), site.locked("a look"):
+    with only_night(home, "fault"), site.locked("a look"):
         pass
 
 

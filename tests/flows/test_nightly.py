@@ -14,7 +14,7 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, LogFi
 from prefect.logging.handlers import APILogHandler
 
 from tasks.last_config import site_of
-from tasks.night import only_night
+from tasks.night_lock import only_night
 from tasks.night_state import NightBook
 from tasks.registry import CHALLENGER, CHAMPION
 
@@ -258,8 +258,17 @@ def test_mlflow_down_is_refused_before_any_compute(nights) -> None:
     assert NightBook(nights.home).nights() == []
 
 
+def test_another_chain_s_night_is_waited_for_and_no_night_is_lost_green(nights) -> None:
+    with only_night(nights.home, "another"):
+        state = nights.run("runtime.turn_wait_minutes=0.005")
+    assert state.is_failed()
+    assert "a night of fake waited 0.005 minutes for its turn, and did not run" in state.message
+    assert any("a night of another (pid" in note for note in nights.heard.notes)
+    assert NightBook(nights.home).nights() == []
+
+
 def test_a_second_night_meanwhile_is_skipped(nights) -> None:
-    with only_night(nights.home):
+    with only_night(nights.home, "fake"):
         state = nights.run()
     assert (state.name, state.is_completed()) == ("Skipped", True)
     assert "another night is running" in state.message

@@ -16,7 +16,7 @@ from flows.deployments import Chain
 from flows.lost_runs import close_lost_nights
 from flows.reconcile import ReconcileRequest, reconcile
 from flows.rollback import RollbackRequest, rollback
-from tasks.night import only_night
+from tasks.night_lock import only_night
 from tasks.reconcile import Reconciled
 from tasks.registry_errors import RollbackRefused, TrackingUnavailable
 from tasks.rollback import Rollback
@@ -172,7 +172,7 @@ def running(tmp_path):
 def test_a_night_without_a_process_is_called_crashed(running, tmp_path) -> None:
     client, name, run_id = running
     assert close_lost_nights(tmp_path, f"nightly/{name}") == [], "it may be on its way to the lock"
-    with only_night(tmp_path):
+    with only_night(tmp_path, name):
         assert close_lost_nights(tmp_path, f"nightly/{name}", 0.0, 0.0) == [], "a night is at work"
     assert client.read_flow_run(run_id).state.is_running()
     (sentence,) = close_lost_nights(tmp_path, f"nightly/{name}", 0.0, 0.0)

@@ -12,7 +12,7 @@ from configs.errors import NightjarError
 from flows import run_command
 from flows.run_command import BUSY, DONE, run_night, run_watch
 from tasks.last_config import site_of
-from tasks.night import ANOTHER_RUNS, only_night
+from tasks.night_lock import ANOTHER_RUNS, only_night
 from tasks.night_state import NightBook
 from tasks.registry import CHAMPION
 from tests.stored_nights import run_night as stored_night
@@ -69,7 +69,7 @@ def test_a_night_is_refused_on_a_journal_that_cannot_be_believed(nights, empty_d
 
 @pytest.mark.usefixtures("no_server")
 def test_a_second_night_has_an_exit_code_of_its_own(nights, capsys) -> None:
-    with only_night(nights.home):
+    with only_night(nights.home, "fake"):
         assert start(nights.config_path) == BUSY == 4
     said = capsys.readouterr().err
     assert "another night is running" in said

@@ -16,7 +16,7 @@ from flows.status_view import status_view
 from flows.ui_command import serve_ui
 from tasks.journal import Entry, new_act
 from tasks.last_config import site_of
-from tasks.night import only_night
+from tasks.night_lock import only_night
 from tasks.night_state import NightBook
 from tasks.registry import CHAMPION
 from tasks.version_tags import DIGEST, NIGHT, PROMOTED_AT
@@ -220,7 +220,7 @@ def test_a_night_that_is_at_work_is_no_open_problem(home: Path) -> None:
     night = NightBook(home).nights()[-1].night
     change(home, night, status="running")
     assert "is not done; repeat its command" in shown(home)
-    with only_night(home):
+    with only_night(home, "another"):
         told = shown(home)
     assert "a night is at work" in told
     assert "repeat its command" not in told

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,15 +15,11 @@ from tasks.night import (
     Source,
     caught_up_since,
     is_stale,
-    only_night,
     open_night,
     same_snapshot_before,
 )
 from tasks.night_state import NightBook, StageNote
-from tasks.registry_errors import LockHeld
 from training.errors import ContractError, DataError
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def config_of(**data) -> NightConfig:
@@ -212,51 +206,3 @@ def test_a_night_that_began_since_has_caught_up(book: NightBook) -> None:
 def test_stale_starts() -> None:
     assert is_stale(scheduled=0.0, now=7 * 3600.0, limit_hours=6.0)
     assert not is_stale(scheduled=0.0, now=5 * 3600.0, limit_hours=6.0)
-
-
-def test_second_process_is_told_who_holds_the_lock(tmp_path: Path) -> None:
-    holder = subprocess.Popen(
-        [sys.executable, "-c", _HOLDER, str(tmp_path)], stdout=subprocess.PIPE, stdin=subprocess.PIPE, cwd=ROOT
-    )
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == b"held\n"
-    with pytest.raises(LockHeld, match=f"pid {holder.pid}"), only_night(tmp_path):
-        pass
-    holder.kill()
-    holder.wait()
-    with only_night(tmp_path):
-        pass
-
-
-def test_who_looks_whether_a_night_is_at_work_makes_no_night_skip(tmp_path: Path) -> None:
-    with only_night(tmp_path):
-        pass
-    lookers = [subprocess.Popen([sys.executable, "-c", _LOOKER, str(tmp_path)], cwd=ROOT) for _ in range(2)]
-    began = 0
-    while any(looker.poll() is None for looker in lookers):
-        with only_night(tmp_path):
-            began += 1
-    assert began > 0
-    assert [looker.returncode for looker in lookers] == [0, 0]
-
-
-_LOOKER = """
-import sys
-sys.path.insert(0, "")
-from contextlib import suppress
-from pathlib import Path
-from tasks.night import check_alone
-from tasks.registry_errors import LockHeld
-for _ in range(300):
-    with suppress(LockHeld):
-        check_alone(Path(sys.argv[1]))
-"""
-_HOLDER = """
-import sys
-sys.path.insert(0, "")
-from pathlib import Path
-from tasks.night import only_night
-with only_night(Path(sys.argv[1])):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
