@@ -2,6 +2,9 @@
 
 Each fires the right rule, the last good state comes back bit for bit, the mitigation is applied, training goes on, and
 the policy that is handed on is no worse than the reference by the gold reward, which nothing in training sees.
+
+One more run has no fault. "No worse than the reference" would be passed by a run that learned nothing, too: what a run
+of this length gains undisturbed is logged beside the others, and says how much of it a fault has cost.
 """
 
 from __future__ import annotations
@@ -69,6 +72,22 @@ def gold(loop: PPOLoop, network: Network) -> np.ndarray:
     return scorer.scores([Question(p, s.token_ids) for p, s in zip(prompts, samples, strict=True)])
 
 
+def assert_no_worse(loop: PPOLoop, watch: Watch, name: str) -> None:
+    """What is handed on holds against the reference, by gold and by what the loop saw itself; both are logged."""
+    actors = loop.parts.updater.actors
+    difference = gold(loop, actors.policy) - gold(loop, actors.reference)
+    error = float(difference.std(ddof=1)) / math.sqrt(len(difference))
+    logger.info(
+        "%s: gold %+.3f +- %.3f over the reference, fired %s, rolled back %d time(s), rate x %g, best round %d, "
+        "kl_ref %.3f", name, difference.mean(), 1.96 * error, sorted(set(fired(loop))), len(watch.seen),
+        loop.state.actor.lr_scale, loop.state.best.round, loop.state.best.probe["kl_ref"],
+    )  # fmt: skip
+    assert difference.mean() + 1.96 * error >= 0, "worse than the reference"
+    best, baseline = loop.state.best.probe, loop.parts.guards.baseline
+    assert best["heldout_reward"] >= baseline["heldout_reward"]
+    assert best["kl_ref"] <= 0.3
+
+
 def assert_recovered(loop: PPOLoop, watch: Watch, rule: str, name: str) -> None:
     """The rule fired, its rollback was exact (`Watch` compared), the run went on and ended no worse than it began."""
     assert rule in fired(loop)
@@ -77,17 +96,18 @@ def assert_recovered(loop: PPOLoop, watch: Watch, rule: str, name: str) -> None:
     assert events(loop, "mitigation")
     assert loop.state.actor.lr_scale < 1.0
     assert_sound(loop)
-    actors = loop.parts.updater.actors
-    difference = gold(loop, actors.policy) - gold(loop, actors.reference)
-    error = float(difference.std(ddof=1)) / math.sqrt(len(difference))
-    logger.info(
-        "%s: gold %+.3f +- %.3f over the reference, fired %s, rolled back %d time(s), rate x %g",
-        name, difference.mean(), 1.96 * error, sorted(set(fired(loop))), len(watch.seen), loop.state.actor.lr_scale,
-    )  # fmt: skip
-    assert difference.mean() + 1.96 * error >= 0, "worse than the reference"
-    best, baseline = loop.state.best.probe, loop.parts.guards.baseline
-    assert best["heldout_reward"] >= baseline["heldout_reward"]
-    assert best["kl_ref"] <= 0.3
+    assert_no_worse(loop, watch, name)
+
+
+def test_no_fault(build: Build) -> None:
+    """The control: nothing is rolled back, and the policy learns."""
+    loop, watch = build()
+    loop.run()
+    assert_sound(loop)
+    assert not watch.seen
+    assert not events(loop, "mitigation")
+    assert loop.state.best.round > 0, "nothing was learned"
+    assert_no_worse(loop, watch, "no fault")
 
 
 def test_a_learning_rate_a_hundred_times_too_high(build: Build, quickstart: QuickstartNight) -> None:
