@@ -189,7 +189,7 @@ def _policy_pairs(context: StageContext, models: ModelsConfig, config: DistillCo
     twice = [prompt.token_ids for prompt in prompts for _ in range(2)]
     draws = torch_generator(context.spec.seed, "distill/policy")
     told = context.recorder.counting("policy answers", len(twice))
-    samples = sample_responses(Network(backbone), twice, settings, draws, told)
+    samples = sample_responses(Network(backbone), twice, settings, draws, told, current_world())
     texts = [decode_response(backbone.tokenizer, sample.token_ids) for sample in samples]
     by_id = {row["prompt_id"]: row for row in reversed(rows)}
     return [
@@ -242,7 +242,7 @@ def _finish(
     groups = [pair.group for pair in held_out.pairs]
     told = context.recorder.counting("student scores", len(groups))
     scores = student.scores(groups, config.max_tokens_per_microbatch, layout, told).reshape(-1, 2)
-    comparison = compare(held_out.teacher, scores, groups)
+    comparison = current_world().broadcast(compare(held_out.teacher, scores, groups))
     kept = {key: value for key, value in teacher_facts.items() if key != "teacher_seconds"}
     comparison |= kept | {"parameters": float(student.num_parameters())}
     comparison["parameter_ratio"] = comparison["parameters"] / teacher_facts["teacher_parameters"]

@@ -74,9 +74,16 @@ class Engine:
         return self._norm
 
     def _sum_and_clip(self) -> torch.Tensor:
+        self.world.sum_gradients(self.parameters.values())
+        return self._clip()
+
+    def _clip(self) -> torch.Tensor:
+        """Clip gradients that every rank has whole, all by the same norm; returns it."""
         parameters = list(self.parameters.values())
-        self.world.sum_gradients(parameters)
-        return torch.nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm, foreach=True)
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        norm: torch.Tensor = self.world.broadcast_(torch.nn.utils.get_total_norm(gradients, foreach=True))
+        torch.nn.utils.clip_grads_with_norm_(parameters, self.settings.max_grad_norm, norm, foreach=True)
+        return norm
 
     def step(self, loss_is_finite: bool = True) -> StepReport:
         """Apply the accumulated gradients, unless the loss or their norm is not finite; then they are thrown away."""

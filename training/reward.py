@@ -160,6 +160,7 @@ def _finish(
 ) -> StageOutcome:  # fmt: skip
     told = context.recorder.counting("held-out scores", len(held_out))
     report, scores = held_out_report(model, held_out, config, layout, told)
+    report = MarginReport(**current_world().broadcast(vars(report)))
     refuse_collapsed(report, config.collapse_loss_gap, context.spec.stage)
     model = model.described(
         score_mean=float(scores.mean()), score_std=max(float(scores.std()), 1e-6),

@@ -84,7 +84,7 @@ def fit(task: SupervisedTask, config: SupervisedConfig, context: StageContext, w
         progress.step += 1
         last = progress.step == order.total_steps
         if last or progress.step % config.eval_every == 0:
-            _look(task, progress, context)
+            _look(task, progress, context, world)
         if not last and progress.step % config.checkpoint_every == 0:
             _save(task, engine, checkpoints, progress, context)
         world.barrier()
@@ -135,8 +135,8 @@ def _train_step(
     context.recorder.progress(progress.step + 1, engine.settings.total_steps, loss=metrics_now["loss"])
 
 
-def _look(task: SupervisedTask, progress: _Progress, context: StageContext) -> None:
-    metrics = task.validate()
+def _look(task: SupervisedTask, progress: _Progress, context: StageContext, world: World) -> None:
+    metrics = world.broadcast(task.validate())
     if not metrics:
         return
     context.recorder.record(progress.step - 1, metrics)

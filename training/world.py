@@ -6,12 +6,14 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from training.process import STRATEGY, ZERO_STAGE
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,28 @@ class World:
         rows = [torch.empty_like(padded) for _ in range(self.size)]
         dist.all_gather(rows, padded)
         return [json.loads(bytes(row.tolist())) for row in rows]
+
+    def broadcast(self, item: Item) -> Item:
+        """The main rank's item, on every rank; JSON, so that tuples come as lists.
+
+        For whatever is decided by. Devices may differ in a number's last bit: of two ranks that each look for
+        themselves one would keep a state, stop or roll back, and the other wait for it in a collective for ever.
+        """
+        if self.size == 1:
+            return item
+        text = json.dumps(item).encode() if self.is_main else b""
+        length = torch.tensor([len(text)])
+        dist.broadcast(length, src=0)
+        row = torch.frombuffer(bytearray(text.ljust(int(length))), dtype=torch.uint8)
+        dist.broadcast(row, src=0)
+        found: Item = json.loads(bytes(row.tolist()))
+        return found
+
+    def broadcast_(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Overwrite a tensor with the main rank's, of the same shape; returns it."""
+        if self.size > 1:
+            dist.broadcast(tensor, src=0)
+        return tensor
 
     def barrier(self) -> None:
         """Wait for all ranks."""

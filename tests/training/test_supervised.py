@@ -225,6 +225,7 @@ def test_other_ranks_write_no_checkpoint(tmp_path: Path, monkeypatch: pytest.Mon
     world = SimpleNamespace(
         rank=1, size=2, is_main=False, in_step=False, turns=World().turns, sum_=lambda t: t,
         gather=lambda item: [item], sum_gradients=lambda parameters: None, barrier=lambda: None,
+        broadcast=lambda item: item, broadcast_=lambda tensor: tensor,
     )  # fmt: skip
     fit(LineTask(), config(checkpoint_every=1), context(tmp_path), world)
     assert not (tmp_path / "checkpoints").exists()

@@ -69,8 +69,7 @@ class ZeroEngine(Engine):
 
     def _sum_and_clip(self) -> torch.Tensor:
         if not self.world.zero_stage:  # summed already
-            parameters = list(self.parameters.values())
-            return torch.nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm, foreach=True)
+            return self._clip()
         norm: torch.Tensor = self._zero.scaled_global_norm()  # clipped in the update
         return norm if float(norm) >= 0 else torch.tensor(math.nan)  # -1 is DeepSpeed's word for not finite
 

@@ -79,7 +79,7 @@ class ShardedEngine(Engine):
         kinds = [[p for p in parameters if isinstance(p, DTensor) is spread] for spread in (True, False)]
         self.world.sum_gradients(kinds[1])  # those of parts were summed in the backward pass
         norms = [_whole_norm([p.grad for p in kind if p.grad is not None]) for kind in kinds]
-        norm: torch.Tensor = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
+        norm = self.world.broadcast_(torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms])))
         for kind in kinds:
             torch.nn.utils.clip_grads_with_norm_(kind, self.settings.max_grad_norm, norm)
         return norm

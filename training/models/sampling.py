@@ -12,6 +12,9 @@ from training.models.backbone import Backbone
 from training.models.network import Network
 from training.models.tokenize import eos_id, pad_id
 from training.recorder import Told, above, untold
+from training.world import World
+
+ALONE = World()
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,13 @@ def sample_responses(
     settings: SamplingSettings,
     generator: torch.Generator,
     told: Told = untold,
+    world: World = ALONE,
 ) -> list[Sample]:
     """One answer a prompt, in the order given. Repeat a prompt to get several answers. `told` counts answers.
 
-    The uniform numbers are drawn for all prompts at once, so that the answer to a prompt does not depend on the
-    batch size nor on how long its neighbours' answers are.
+    Each rank of `world` draws all of them, and the main rank's are everybody's: where devices differ in a bit, a draw
+    may fall on another token. The uniform numbers are drawn for all prompts at once, so that the answer to a prompt
+    does not depend on the batch size nor on how long its neighbours' answers are.
     """
     uniforms = torch.rand((len(prompts), settings.max_new_tokens), generator=generator, dtype=torch.float64)
     order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))
@@ -57,7 +62,8 @@ def sample_responses(
             for i, sample in zip(rows, batch, strict=True):
                 samples[i] = sample
             told(start + len(rows))
-    return [sample for sample in samples if sample is not None]
+    drawn = world.broadcast([(s.token_ids, s.log_probs, s.finished) for s in samples if s is not None])
+    return [Sample(tuple(tokens), tuple(log_probs), finished) for tokens, log_probs, finished in drawn]
 
 
 def _sample_batch(

@@ -23,8 +23,7 @@ from training.checkpoint import CheckpointFolder
 from training.context import StageContext
 from training.errors import StageError
 from training.guards import GuardMonitor
-from training.models.layout import Group
-from training.ppo.probe import Probe, Prober, perplexity, selection_score
+from training.ppo.probe import Probe, Prober, selection_score
 from training.ppo.reactions import GuardReactions, RolledBack
 from training.ppo.rollout import RolloutWorker
 from training.ppo.rounds import RATIO_TOLERANCE, RoundMaker, minibatch_rows
@@ -45,7 +44,6 @@ class Parts:
     rollouts: RolloutWorker | None
     prober: Prober
     guards: GuardMonitor
-    held_out: list[Group]
     checkpoints: CheckpointFolder
     good: CheckpointFolder
 
@@ -158,12 +156,9 @@ class PPOLoop:
         found: dict[str, float] = {}
         if step % self.guards.kl_probe_steps == 0:
             found |= self.parts.prober.measure(self.guards.kl_probe_prompts).metrics()
-        if step % self.guards.perplexity_steps == 0 and self.parts.held_out:
-            found["perplexity"] = self._perplexity()
+        if step % self.guards.perplexity_steps == 0:
+            found |= self.parts.prober.perplexity()
         return found
-
-    def _perplexity(self) -> float:
-        return perplexity(self.state.policy, self.parts.held_out, self.ppo.ppo_max_token_len)
 
     def _moved_too_far(self, metrics: dict[str, float]) -> bool:
         limit = self.ppo.max_approx_kl
@@ -197,9 +192,7 @@ class PPOLoop:
         self.state.sampler.add(self.state.pool.num_stored)
         probe = self.parts.prober.measure(self._probe_size())
         clipped = self._clipped_before(probe)
-        metrics = probe.metrics() | {"reward_clip_frac": clipped.value}
-        if self.parts.held_out:
-            metrics["perplexity"] = self._perplexity()
+        metrics = probe.metrics() | {"reward_clip_frac": clipped.value} | self.parts.prober.perplexity()
         self.parts.guards.set_baseline(metrics, {"reward_clip_frac": clipped.answers})
         self.context.recorder.record(0, metrics)
         self._keep_if_best(selection_score(probe, self.ppo), metrics)
@@ -228,8 +221,8 @@ class PPOLoop:
         with self._averaged():
             probe = self.parts.prober.measure(self._probe_size())
             metrics = probe.metrics()
-            if cursor.round == self.ppo.rounds and self.parts.held_out:
-                metrics["perplexity"] = self._perplexity()
+            if cursor.round == self.ppo.rounds:
+                metrics |= self.parts.prober.perplexity()
         metrics["selection_score"] = selection_score(probe, self.ppo)
         self.context.recorder.record(cursor.step, metrics)
         self.reactions.act(self.parts.guards.observe(cursor.step, metrics), round_is_over=True)

@@ -20,6 +20,7 @@ from training.recorder import Told, untold
 from training.scoring import Question, Scorer
 from training.seeding import torch_generator
 from training.sft import negative_log_likelihood
+from training.world import World
 
 
 @dataclass(frozen=True)
@@ -52,21 +53,23 @@ class Prober:
         scorer: Scorer,
         prompts: Sequence[Prompt],
         settings: SamplingSettings,
+        held_out: Sequence[Group],
         budget: int,
         seed: int,
+        world: World,
     ) -> None:
-        self.actors, self.scorer, self.prompts = actors, scorer, prompts
-        self.settings, self.budget, self.seed = settings, budget, seed
+        self.actors, self.scorer, self.prompts, self.held_out = actors, scorer, prompts, held_out
+        self.settings, self.budget, self.seed, self.world = settings, budget, seed, world
 
     def measure(self, limit: int) -> Probe:
         """Probe with the first `limit` prompts."""
         prompts = self.prompts[:limit]
-        draws = torch_generator(self.seed, "ppo/probe")
-        samples = sample_responses(self.actors.policy, [p.token_ids for p in prompts], self.settings, draws)
+        draws, token_ids = torch_generator(self.seed, "ppo/probe"), [prompt.token_ids for prompt in prompts]
+        samples = sample_responses(self.actors.policy, token_ids, self.settings, draws, world=self.world)
         groups = [Group(p.token_ids, (s.token_ids,)) for p, s in zip(prompts, samples, strict=True)]
         token_mean, sequence_mean = exact_kl(self.actors.policy, self.actors.reference, groups, self.budget)
         scores = self.scorer.scores([Question(p, s.token_ids) for p, s in zip(prompts, samples, strict=True)])
-        return Probe(
+        found = Probe(
             kl_ref=token_mean,
             kl_ref_sequence=sequence_mean,
             heldout_reward=(float(scores.mean()) - self.scorer.mean) / max(self.scorer.std, 1e-6),
@@ -74,6 +77,14 @@ class Prober:
             eos_rate=sum(s.finished for s in samples) / len(samples),
             scores=tuple(scores.tolist()),
         )
+        agreed = self.world.broadcast(vars(found))
+        return Probe(**agreed | {"scores": tuple(agreed["scores"])})
+
+    def perplexity(self) -> dict[str, float]:
+        """The policy's, on held-out texts, as a metric; nothing where there are none."""
+        if not self.held_out:
+            return {}
+        return self.world.broadcast({"perplexity": perplexity(self.actors.policy, self.held_out, self.budget)})
 
 
 def exact_kl(policy: Network, reference: Network, groups: Sequence[Group], budget: int) -> tuple[float, float]:

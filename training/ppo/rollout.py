@@ -13,9 +13,10 @@ from training.examples import Prompt
 from training.models.layout import Group
 from training.models.sampling import Sample, SamplingSettings, sample_responses
 from training.ppo.actors import Actors
-from training.ppo.experience import Experience
+from training.ppo.experience import Experience, pack, unpack
 from training.scoring import Question, Scorer
 from training.seeding import torch_generator
+from training.world import World
 
 
 class RolloutWorker:
@@ -23,10 +24,10 @@ class RolloutWorker:
 
     def __init__(
         self, actors: Actors, scorer: Scorer, prompts: Sequence[Prompt], rollout: RolloutConfig, max_new_tokens: int,
-        budget: int, seed: int,
+        budget: int, seed: int, world: World,
     ) -> None:  # fmt: skip
         self.actors, self.scorer, self.prompts, self.rollout = actors, scorer, prompts, rollout
-        self.budget, self.seed = budget, seed
+        self.budget, self.seed, self.world = budget, seed, world
         self.settings = SamplingSettings(
             max_new_tokens, rollout.temperature, rollout.top_p, rollout.top_k, rollout.batch_size
         )
@@ -37,8 +38,9 @@ class RolloutWorker:
         order = torch.randperm(len(self.prompts), generator=generator)[: self.rollout.prompts_per_round]
         chosen = [self.prompts[i] for i in order.tolist() for _ in range(self.rollout.n)]
         draws = torch_generator(self.seed, f"ppo/rollout/round={round_index}")
-        samples = sample_responses(self.actors.policy, [p.token_ids for p in chosen], self.settings, draws)
-        return self._annotated(chosen, samples, round_index)
+        token_ids = [prompt.token_ids for prompt in chosen]
+        samples = sample_responses(self.actors.policy, token_ids, self.settings, draws, world=self.world)
+        return self._agreed(self._annotated(chosen, samples, round_index))
 
     @torch.no_grad()
     def _annotated(self, prompts: Sequence[Prompt], samples: Sequence[Sample], round_index: int) -> list[Experience]:
@@ -52,3 +54,9 @@ class RolloutWorker:
             )
             for i, (prompt, sample) in enumerate(zip(prompts, samples, strict=True))
         ]  # fmt: skip
+
+    def _agreed(self, experiences: list[Experience]) -> list[Experience]:
+        """With the main rank's scores and log-probs: they decide which answers are chosen, and their priorities."""
+        if self.world.size == 1:
+            return experiences
+        return unpack({name: self.world.broadcast_(tensor) for name, tensor in pack(experiences).items()})

@@ -145,11 +145,13 @@ class RoundMaker:
                 chosen = torch.tensor([rows[i] for i in piece])
                 found = pass_log_probs_and_values(self.updater.actors, layout)
                 log_probs[chosen, :width], values[chosen, :width] = found
-        return log_probs, values
+        world = self.updater.world
+        return world.broadcast_(log_probs), world.broadcast_(values)
 
     def update_priorities(self, batch: RoundBatch, values: torch.Tensor) -> None:
         """Priorities of the round's answers from their TD errors under these values."""
         errors = td_errors(batch.rewards, values, batch.response_mask, self.ppo.gamma)
+        errors = self.updater.world.broadcast_(errors)  # ranks whose priorities differ would draw other answers
         if torch.isfinite(errors).all():
             self.sampler.update(batch.indices.numpy(), errors.numpy())
 

@@ -85,10 +85,9 @@ def _build_parts(
         state=state,
         updater=updater,
         maker=RoundMaker(pool, sampler, updater, ppo, replay, scale, seed),
-        rollouts=_rollouts(context, actors, scorer, models, ppo, rollout),
-        prober=Prober(actors, scorer, prompts, answering, ppo.ppo_max_token_len, seed),
+        rollouts=_rollouts(context, actors, scorer, models, ppo, rollout, world),
+        prober=Prober(actors, scorer, prompts, answering, held_out, ppo.ppo_max_token_len, seed, world),
         guards=GuardMonitor(guards.rules, *_measured(bool(held_out))),
-        held_out=held_out,
         checkpoints=CheckpointFolder(context.checkpoints),
         good=CheckpointFolder(context.directory / "good_states", keep=2),
     )
@@ -121,13 +120,14 @@ def _kl_controller(ppo: PPOConfig) -> KLController:
 
 
 def _rollouts(
-    context: StageContext, actors: Actors, scorer: Scorer, models: ModelsConfig, ppo: PPOConfig, rollout: RolloutConfig
-) -> RolloutWorker | None:
+    context: StageContext, actors: Actors, scorer: Scorer, models: ModelsConfig, ppo: PPOConfig, rollout: RolloutConfig,
+    world: World,
+) -> RolloutWorker | None:  # fmt: skip
     if rollout.n == 0:
         return None
     prompts = encode_prompts(read_split(context.input("snapshot"), "train"), actors.encoder)
     return RolloutWorker(
-        actors, scorer, prompts, rollout, models.max_response_length, ppo.ppo_max_token_len, context.spec.seed
+        actors, scorer, prompts, rollout, models.max_response_length, ppo.ppo_max_token_len, context.spec.seed, world
     )
 
 

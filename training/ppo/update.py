@@ -97,7 +97,7 @@ class Updater:
         metrics["explained_variance"] = float(functools.reduce(ValueFit.merge, fits).explained_variance())
         metrics |= response_lengths(batch)
         metrics["tokens_per_second"] = batch.num_tokens / max(1e-9, *(seconds for _, seconds in ranks))
-        return metrics
+        return self.world.broadcast(metrics)
 
     def _actor_pass(
         self, layout: Layout, rows: torch.Tensor, data: RoundBatch, batch: MiniBatch, settings: UpdateSettings,

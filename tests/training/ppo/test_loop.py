@@ -186,7 +186,7 @@ def test_a_policy_that_only_got_worse_is_not_handed_on(build_loop: BuildLoop):
     assert loop.state.best.round == 0
     reference = loop.parts.updater.actors.reference
     policy = loop.parts.updater.actors.policy
-    groups = loop.parts.held_out[:2]
+    groups = loop.parts.prober.held_out[:2]
     from training.sft import response_nll
 
     assert response_nll(policy, groups, 500) == response_nll(reference, groups, 500)
