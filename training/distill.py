@@ -21,12 +21,13 @@ from training.engines.choose import load_spread
 from training.errors import StageError
 from training.examples import Encoder, Pair, encode_pairs, encode_prompts, read_split
 from training.metrics import Mean
-from training.models.backbone import Backbone, LoraSettings
+from training.models.backbone import Backbone
 from training.models.layout import Group, resolve_layout
 from training.models.network import Network, ScalarHead
 from training.models.reward_model import ADAPTER, HEAD_FILE, RewardDescription, RewardModel, lora_base
 from training.models.sampling import SamplingSettings, sample_responses
 from training.models.tokenize import decode_response
+from training.models.trained import load_trained
 from training.objectives import distill_loss, preference_kl
 from training.pair_task import PairRows
 from training.recorder import Told
@@ -204,27 +205,16 @@ def _student_role(context: StageContext) -> str:
 
 
 def _build_student(context: StageContext, models: ModelsConfig, config: DistillConfig) -> Network:
-    device = pick_device()
-    dtype = pick_dtype(models.dtype, device) if config.lora_rank else torch.float32
-    goes_on = bool(config.lora_rank) and context.has_input("adapter")
+    start = context.input("adapter") if config.lora_rank and context.has_input("adapter") else None
 
-    def load(place: torch.device) -> Backbone:
-        loaded = Backbone.load(
-            context.input(_student_role(context)), device=place, dtype=dtype, num_layers=models.student_layers,
-            gradient_checkpointing=models.gradient_checkpointing,
-        )  # fmt: skip
-        if goes_on:
-            loaded.load_adapter(ADAPTER, context.input("adapter"), context.spec.seed)
-        elif config.lora_rank:
-            settings = LoraSettings(config.lora_rank, config.lora_alpha, config.lora_target_modules)
-            loaded.add_adapter(ADAPTER, settings, context.spec.seed)
-        return loaded
+    def head(width: int) -> ScalarHead:
+        new = ScalarHead(width).initialise(context.spec.seed, "student")
+        return new if start is None else new.read(start / HEAD_FILE)
 
-    backbone = load_spread(load, device, current_world())
-    head = ScalarHead(backbone.hidden_size).initialise(context.spec.seed, "student")
-    if goes_on:
-        head = head.read(context.input("adapter") / HEAD_FILE)
-    return Network(backbone, ADAPTER if config.lora_rank else None, head, trains_backbone=not config.lora_rank)
+    return load_trained(
+        context.input(_student_role(context)), ADAPTER, models, config, context.spec.seed, current_world(),
+        num_layers=models.student_layers, goes_on_from=start, head=head,
+    )  # fmt: skip
 
 
 def _description(context: StageContext, models: ModelsConfig, config: DistillConfig) -> RewardDescription:

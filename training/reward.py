@@ -15,17 +15,15 @@ from configs.schema.supervised import RewardConfig
 from training.calibration import MarginReport, accuracy, calibration_json, margin_report, refuse_collapsed
 from training.context import StageContext, StageOutcome
 from training.contract import write_json
-from training.engines.choose import load_spread
 from training.examples import Encoder, Pair, encode_pairs, read_split
 from training.metrics import Mean
-from training.models.backbone import Backbone, LoraSettings
 from training.models.layout import resolve_layout
 from training.models.network import Network, ScalarHead
 from training.models.reward_model import ADAPTER, RewardDescription, RewardModel, combine_heads, lora_base
+from training.models.trained import load_trained
 from training.objectives import bradley_terry_loss
 from training.pair_task import PairRows
 from training.recorder import Told, untold
-from training.runtime import pick_device, pick_dtype
 from training.seeding import numpy_generator
 from training.supervised import fit
 from training.world import World, current_world
@@ -132,22 +130,13 @@ def run(context: StageContext) -> StageOutcome:
 
 
 def _build_network(context: StageContext, models: ModelsConfig, config: RewardConfig, world: World) -> Network:
-    device = pick_device()
-    dtype = pick_dtype(models.dtype, device) if config.lora_rank else torch.float32
+    def head(width: int) -> ScalarHead:
+        return ScalarHead(width, config.ensemble_size).initialise(context.spec.seed, "reward")
 
-    def load(place: torch.device) -> Backbone:
-        loaded = Backbone.load(
-            context.input(_base_role(context)), device=place, dtype=dtype, num_layers=models.teacher_layers,
-            gradient_checkpointing=models.gradient_checkpointing,
-        )  # fmt: skip
-        if config.lora_rank:
-            settings = LoraSettings(config.lora_rank, config.lora_alpha, config.lora_target_modules)
-            loaded.add_adapter(ADAPTER, settings, context.spec.seed)
-        return loaded
-
-    backbone = load_spread(load, device, world)
-    head = ScalarHead(backbone.hidden_size, config.ensemble_size).initialise(context.spec.seed, "reward")
-    return Network(backbone, ADAPTER if config.lora_rank else None, head, trains_backbone=not config.lora_rank)
+    return load_trained(
+        context.input(_base_role(context)), ADAPTER, models, config, context.spec.seed, world,
+        num_layers=models.teacher_layers, head=head,
+    )  # fmt: skip
 
 
 def _base_role(context: StageContext) -> str:

@@ -11,16 +11,14 @@ import torch
 from configs.schema.models import ModelsConfig
 from configs.schema.supervised import SFTConfig
 from training.context import StageContext, StageOutcome
-from training.engines.choose import load_spread
 from training.examples import Encoder, encode_imitation, read_split
 from training.metrics import Mean
-from training.models.backbone import Backbone, LoraSettings
 from training.models.batching import microbatches
 from training.models.layout import Group, build_layout, group_sizes
 from training.models.network import Network
 from training.models.tokenize import pad_id
+from training.models.trained import load_trained
 from training.objectives import aggregate
-from training.runtime import pick_device, pick_dtype
 from training.supervised import fit
 from training.world import current_world
 
@@ -79,20 +77,9 @@ def response_nll(network: Network, groups: Sequence[Group], budget: int) -> list
 def run(context: StageContext) -> StageOutcome:
     """Train on the snapshot's chosen responses and write a whole, servable model folder."""
     models, config = context.section("models", ModelsConfig), context.section("sft", SFTConfig)
-    device, world = pick_device(), current_world()
-
-    def load(place: torch.device) -> Backbone:
-        loaded = Backbone.load(
-            context.input("base"), device=place, dtype=_train_dtype(models, config, device),
-            gradient_checkpointing=models.gradient_checkpointing,
-        )  # fmt: skip
-        if config.lora_rank:
-            settings = LoraSettings(config.lora_rank, config.lora_alpha, config.lora_target_modules)
-            loaded.add_adapter(ADAPTER, settings, context.spec.seed)
-        return loaded
-
-    backbone = load_spread(load, device, world)
-    network = Network(backbone, ADAPTER if config.lora_rank else None, trains_backbone=not config.lora_rank)
+    world = current_world()
+    network = load_trained(context.input("base"), ADAPTER, models, config, context.spec.seed, world)
+    backbone = network.backbone
     encoder = Encoder(backbone.tokenizer, models)
     names, groups = encode_imitation(read_split(context.input("snapshot"), "train"), encoder)
     _, held_out = encode_imitation(read_split(context.input("snapshot"), "validation"), encoder)
@@ -109,8 +96,3 @@ def run(context: StageContext) -> StageOutcome:
         backbone.save(folder, write=world.is_main)
     metrics = report.validation | {"steps": float(report.steps), "rows": float(len(names))}
     return StageOutcome({"model": folder}, metrics, {"parameters": parameters})
-
-
-def _train_dtype(models: ModelsConfig, config: SFTConfig, device: torch.device) -> torch.dtype:
-    """Weights that are trained whole stay float32: AdamW on bfloat16 weights loses small updates."""
-    return pick_dtype(models.dtype, device) if config.lora_rank else torch.float32
