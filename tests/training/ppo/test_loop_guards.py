@@ -224,8 +224,8 @@ def test_answers_that_collapse_are_rolled_back(build_loop: BuildLoop, monkeypatc
                 marked.fill_(0.125)
         return metrics
 
-    def sampled(*arguments: Any) -> list[Sample]:
-        samples = sample_responses(*arguments)
+    def sampled(*arguments: Any, **options: Any) -> list[Sample]:
+        samples = sample_responses(*arguments, **options)
         silent = float(marked.detach().min()) > 0.1
         return [Sample(s.token_ids[:1], s.log_probs[:1], False) for s in samples] if silent else samples
 
