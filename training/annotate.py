@@ -127,18 +127,17 @@ def _annotate(
         chunk = todo[start : start + CHUNK]
         batch = store.view(chunk).batch(np.arange(len(chunk)))
         groups = [Group(p.tolist(), (r.tolist(),)) for p, r in zip(batch.prompt_ids, batch.response_ids, strict=True)]
+        to_read = [i for i, name in enumerate(chunk) if name in unread]
         read = above(reading, start)
-        found = response_log_probs(reference, groups, reward.max_tokens_per_microbatch, read)
-        log_probs = dict(zip(chunk, found, strict=True))
+        found = response_log_probs(reference, [groups[i] for i in to_read], reward.max_tokens_per_microbatch, read)
+        log_probs = {chunk[i]: values for i, values in zip(to_read, found, strict=True)}
         store.annotate(digests.ref_log_probs, "ref_log_probs", log_probs)
-        estimates = store.missing(digests.ref_log_probs, "behavior_log_probs", chunk)
+        estimates = store.missing(digests.ref_log_probs, "behavior_log_probs", list(log_probs))
         store.annotate(digests.ref_log_probs, "behavior_log_probs", {name: log_probs[name] for name in estimates})
-        questions = [
-            Question(prompts[prompt_id], tuple(ids_.tolist()))
-            for prompt_id, ids_ in zip(batch.prompt_id, batch.response_ids, strict=True)
-        ]
-        judged = above(judging, start)
-        store.annotate(digests.score, "score", dict(zip(chunk, scorer.scores(questions, judged), strict=True)))
+        to_judge = [i for i, name in enumerate(chunk) if name in unscored]
+        questions = [Question(prompts[batch.prompt_id[i]], tuple(batch.response_ids[i].tolist())) for i in to_judge]
+        scores = scorer.scores(questions, above(judging, start))
+        store.annotate(digests.score, "score", {chunk[i]: score for i, score in zip(to_judge, scores, strict=True)})
         context.recorder.progress(start + len(chunk), len(todo))
     return len(todo)
 

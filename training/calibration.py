@@ -54,7 +54,12 @@ def margin_report(chosen: torch.Tensor, rejected: torch.Tensor, lengths: torch.T
 
 def accuracy(margins: torch.Tensor) -> float:
     """Share of pairs in the right order; ties are half."""
-    return float((margins > 0).double().mean() + 0.5 * (margins == 0).double().mean())
+    return float(right_order(margins).mean())
+
+
+def right_order(margins: torch.Tensor) -> torch.Tensor:
+    """[P] float64: 1 for a pair in the right order, 0.5 for a tie, 0 for one in the wrong order."""
+    return (margins > 0).double() + 0.5 * (margins == 0).double()
 
 
 def fit_temperature(margins: torch.Tensor) -> float:
@@ -85,7 +90,7 @@ def expected_calibration_error(margins: torch.Tensor, bins: int = 10) -> float:
 def calibration_bins(margins: torch.Tensor, bins: int = 10) -> list[dict[str, float]]:
     """Per occupied bin: share of pairs, mean confidence, hit rate. What the calibration figure shows."""
     confidence = torch.sigmoid(margins.abs())
-    hit = (margins > 0).double() + 0.5 * (margins == 0).double()
+    hit = right_order(margins)
     index = ((confidence - 0.5) * 2 * bins).long().clamp(max=bins - 1)
     table = []
     for b in range(bins):

@@ -66,13 +66,17 @@ class Encoder:
         ids = encode_prompt(self.tokenizer, messages, self.models.max_prompt_length, self.models.chat_template)
         return Prompt(row["prompt_id"], tuple(ids), messages, row.get("reference"), row["source"], row["category"])
 
-    def response(self, text: str) -> EncodedResponse:
-        """A response, cut to the limit."""
-        return encode_response(self.tokenizer, text, self.models.max_response_length, self.models.chat_template)
+    def response(self, text: str, finished: bool = True) -> EncodedResponse:
+        """A response, cut to the limit; without EOS where its writer did not finish it."""
+        models = self.models
+        return encode_response(self.tokenizer, text, models.max_response_length, models.chat_template, finished)
 
 
 def encode_pairs(rows: Iterable[Mapping[str, Any]], encoder: Encoder) -> tuple[list[Pair], Counter[str]]:
-    """Pairs, and how many rows were dropped for which reason (no_pair, empty_side, equal, equal_after_truncation)."""
+    """Pairs, and how many rows were dropped for which reason (no_pair, empty_side, equal, equal_after_truncation).
+
+    A row that a policy has written may carry `finished`, two booleans: whether either side came to an end.
+    """
     pairs, dropped = [], Counter[str]()
     for row in rows:
         reason, pair = _encode_pair(row, encoder)
@@ -89,11 +93,12 @@ def _encode_pair(row: Mapping[str, Any], encoder: Encoder) -> tuple[str, Pair | 
         return "no_pair", None
     if not chosen.strip() or not rejected.strip():
         return "empty_side", None
-    if chosen == rejected:
-        return "equal", None
-    sides = (encoder.response(chosen).token_ids, encoder.response(rejected).token_ids)
+    ends = row.get("finished", (True, True))
+    sides = (encoder.response(chosen, ends[0]).token_ids, encoder.response(rejected, ends[1]).token_ids)
+    if not sides[0] or not sides[1]:
+        return "empty_side", None
     if sides[0] == sides[1]:
-        return "equal_after_truncation", None
+        return ("equal" if chosen.strip() == rejected.strip() else "equal_after_truncation"), None
     return "", Pair(row["row_id"], Group(encoder.prompt(row).token_ids, sides), float(row["label_weight"]))
 
 

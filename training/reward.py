@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import torch
@@ -117,8 +117,11 @@ def run(context: StageContext) -> StageOutcome:
     network = _build_network(context, models, config, world)
     encoder = Encoder(network.backbone.tokenizer, models)
     pairs, dropped = encode_pairs(read_split(context.input("snapshot"), "train"), encoder)
-    held_out, _ = encode_pairs(read_split(context.input("snapshot"), "validation"), encoder)
+    held_out, unheld = encode_pairs(read_split(context.input("snapshot"), "validation"), encoder)
     held_out = held_out[: config.max_validation_rows]
+    if not held_out:
+        # Accuracy, calibration and the scale of scores then flatter: they are of pairs that were trained on.
+        context.recorder.event("nothing_held_out", pairs=len(pairs), dropped=dict(unheld))
     layout = resolve_layout(models.layout, [pair.group for pair in pairs])
     report = fit(RewardTask(network, pairs, held_out, config, layout, context.spec.seed), config, context, world)
     description = describe(config, models, "lora" if config.lora_rank else "full")
@@ -126,7 +129,11 @@ def run(context: StageContext) -> StageOutcome:
         description = RewardDescription(
             **asdict(description) | {"base": lora_base(context.spec.inputs[_base_role(context)], models.teacher_layers)}
         )
-    return _finish(context, RewardModel(network, description), held_out or pairs, config, layout, dropped, report.steps)
+    facts = {
+        "dropped_pairs": dict(dropped), "held_out_dropped_pairs": dict(unheld), "layout": layout,
+        "judged_on": "held-out pairs" if held_out else "training pairs",
+    }  # fmt: skip
+    return _finish(context, RewardModel(network, description), held_out or pairs, config, facts, report.steps)
 
 
 def _build_network(context: StageContext, models: ModelsConfig, config: RewardConfig, world: World) -> Network:
@@ -144,9 +151,10 @@ def _base_role(context: StageContext) -> str:
 
 
 def _finish(
-    context: StageContext, model: RewardModel, held_out: Sequence[Pair], config: RewardConfig, layout: str,
-    dropped: Counter[str], steps: int,
+    context: StageContext, model: RewardModel, held_out: Sequence[Pair], config: RewardConfig, facts: dict[str, Any],
+    steps: int,
 ) -> StageOutcome:  # fmt: skip
+    layout: str = facts["layout"]
     told = context.recorder.counting("held-out scores", len(held_out))
     report, scores = held_out_report(model, held_out, config, layout, told)
     report = MarginReport(**current_world().broadcast(vars(report)))
@@ -166,6 +174,7 @@ def _finish(
         "score_mean": float(scores.mean()),
         "score_std": float(scores.std()),
         "steps": float(steps),
+        "dropped_pairs": float(sum(facts["dropped_pairs"].values())),
     }
-    facts = {"parameters": model.num_parameters(), "dropped_pairs": dict(dropped), "layout": layout}
+    facts |= {"parameters": model.num_parameters()}
     return StageOutcome({"reward_model": folder, "calibration": figure}, metrics, facts)

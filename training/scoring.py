@@ -19,7 +19,7 @@ from training.data.schema import Message
 from training.examples import Encoder, Prompt
 from training.models.layout import Group
 from training.models.reward_model import RewardModel
-from training.models.tokenize import decode_response
+from training.models.tokenize import decode_response, eos_id
 from training.recorder import Told, untold
 from training.rewards.functions import resolve_reward_function
 from training.runtime import pick_device, pick_dtype
@@ -71,7 +71,10 @@ class ModelScorer:
             return Group(question.prompt.token_ids, (question.response_ids,))
         text = decode_response(self._policy_tokenizer, question.response_ids)
         prompt = self.encoder.prompt({**vars(question.prompt), "prompt": question.prompt.messages})
-        return Group(prompt.token_ids, (self.encoder.response(text).token_ids,))
+        finished = question.response_ids[-1:] == (eos_id(self._policy_tokenizer),)
+        ids = self.encoder.response(text, finished).token_ids
+        # Nothing but special tokens was said: what an empty answer is in these tokens.
+        return Group(prompt.token_ids, (ids or self.encoder.response("").token_ids,))
 
 
 class FunctionScorer:

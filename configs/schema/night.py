@@ -75,19 +75,26 @@ class NightConfig(Section):
         if self.models.base == QUICKSTART_BASE and self.sft.run == "never":
             raise ValueError("the quickstart base is untrained: sft.run must be auto or always")
         longest = self.models.max_prompt_length + self.models.max_response_length
+        row, pair = longest, self._longest_pair() if self.reward.kind == "model" else longest
         budgets = {
-            "ppo.ppo_max_token_len": self.ppo.ppo_max_token_len,
-            "sft.max_tokens_per_microbatch": self.sft.max_tokens_per_microbatch,
-            "reward.max_tokens_per_microbatch": self.reward.max_tokens_per_microbatch,
-            "distill.max_tokens_per_microbatch": self.distill.max_tokens_per_microbatch,
+            "ppo.ppo_max_token_len": (self.ppo.ppo_max_token_len, row),
+            "sft.max_tokens_per_microbatch": (self.sft.max_tokens_per_microbatch, row),
+            "reward.max_tokens_per_microbatch": (self.reward.max_tokens_per_microbatch, pair),
+            "distill.max_tokens_per_microbatch": (self.distill.max_tokens_per_microbatch, pair),
         }
-        for key, budget in budgets.items():
-            if budget < longest:
+        for key, (budget, needed) in budgets.items():
+            if budget < needed:
+                what = "one longest row" if needed == longest else "the longest pair, whose two rows go together"
                 raise ValueError(
-                    f"{key} is {budget}, less than one longest row (models.max_prompt_length + "
-                    f"models.max_response_length = {longest}); write at least {longest}"
+                    f"{key} is {budget}, less than {what} (models.max_prompt_length + models.max_response_length is "
+                    f"{longest}); write at least {needed}"
                 )
         return self
+
+    def _longest_pair(self) -> int:
+        """Tokens of a pair at its limits: two rows, or one in which both answers share the prompt."""
+        prompt, response = self.models.max_prompt_length, self.models.max_response_length
+        return prompt + 2 * response if self.models.layout == "shared" else 2 * (prompt + response)
 
     def canonical_json(self) -> str:
         """The effective config as JSON with sorted keys: what the hash is of."""

@@ -124,3 +124,8 @@ class DistillConfig(SupervisedConfig):
     """Folder with `adapter_model.safetensors` and score head to continue from; `champion`: the last night's student."""
     max_student_teacher_kl: Positive | None = 0.05
     """Held-out student-teacher KL in nats above which the stage fails; null only reports it."""
+    min_accuracy_retained: Annotated[float, Field(gt=0.0, le=1.0)] | None = 0.95
+    """The stage fails when the student surely keeps less than this share of the teacher's held-out accuracy (the upper
+    bound of its 95 % interval is below); null only reports it."""
+    collapse_loss_gap: Annotated[float, Field(ge=-1.0, le=0.69)] = 0.01
+    """The student's held-out loss must be this far below ln 2, or it counts as collapsed and the stage fails."""

@@ -71,6 +71,8 @@ def test_missing_section_is_named(tmp_path: Path) -> None:
         ("ppo.ppo_mini_batch_size=1000", "exceeds ppo.train_batch_size"),
         ("ppo.critic_warmup_rounds=4", "leaves no round for the policy"),
         ("ppo.ppo_max_token_len=100", "less than one longest row"),
+        ("reward.max_tokens_per_microbatch=255", "the longest pair, whose two rows go together"),
+        ("distill.max_tokens_per_microbatch=255", "write at least 256"),
         ("reward.kind=function", "reward.function is empty"),
         ("runtime.nnodes=2", "rdzv_endpoint"),
         ("ppo.actor_lr=-1", "ppo.actor_lr"),

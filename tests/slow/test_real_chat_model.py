@@ -29,7 +29,8 @@ pytestmark = [
 CUT = [
     "data.max_rows=32", "data.max_validation_rows=12", "data.evaluation_prompts=8", "data.min_rows=8",
     "models.student_layers=2", "models.max_prompt_length=96", "models.max_response_length=32",
-    "reward.collapse_loss_gap=-1", "distill.max_student_teacher_kl=null", "distill.epochs=1",
+    "reward.collapse_loss_gap=-1", "distill.max_student_teacher_kl=null", "distill.min_accuracy_retained=null",
+    "distill.collapse_loss_gap=-1", "distill.epochs=1",
     "ppo.train_batch_size=12", "ppo.ppo_mini_batch_size=6", "ppo.selection_prompts=4",
     "rollout.prompts_per_round=4", "guards.kl_probe_prompts=4", "guards.perplexity_rows=4",
     "evaluation.prompts=8", "evaluation.perplexity_rows=4", "evaluation.bootstrap_samples=200",

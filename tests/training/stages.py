@@ -39,7 +39,7 @@ REWARD = RewardConfig(
 )  # fmt: skip
 DISTILL = DistillConfig(
     epochs=2, batch_size=24, learning_rate=1e-2, lora_rank=4, lora_alpha=8, checkpoint_every=2, eval_every=2,
-    policy_pairs=8, max_student_teacher_kl=None,
+    policy_pairs=8, max_student_teacher_kl=None, min_accuracy_retained=None, collapse_loss_gap=-1.0,
 )  # fmt: skip
 ROLLOUT = RolloutConfig(n=2, prompts_per_round=6)
 REPLAY = ReplayConfig(refresh_steps=3)

@@ -17,7 +17,8 @@ from tests.benchmarks.alignment.variants import DPO_RATES, dpo_name
 TINY = (
     "data.quickstart.pairs_per_night=160", "data.evaluation_prompts=12", "models.quickstart_hidden_size=32",
     "models.quickstart_layers=2", "sft.epochs=1", "reward.epochs=1", "reward.collapse_loss_gap=-1.0",
-    "distill.epochs=1", "distill.max_student_teacher_kl=null", "distill.policy_pairs=8", "rollout.prompts_per_round=8",
+    "distill.epochs=1", "distill.max_student_teacher_kl=null", "distill.min_accuracy_retained=null",
+    "distill.collapse_loss_gap=-1", "distill.policy_pairs=8", "rollout.prompts_per_round=8",
     "ppo.train_batch_size=16", "ppo.ppo_mini_batch_size=8", "ppo.selection_prompts=6", "guards.kl_probe_prompts=4",
     "guards.rules=[]", "evaluation.prompts=12", "gates.rules=[{metric: reward, min: 0, min_n: 12}]",
 )  # fmt: skip

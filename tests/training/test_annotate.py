@@ -208,6 +208,35 @@ def test_a_model_scores_in_its_own_tokens(snapshot, reference_folder, student_fo
     assert abs(scores["own"][0] - scores["own"][1]) > 1e-5
 
 
+def test_an_answer_that_was_cut_is_no_whole_one_in_other_tokens(snapshot, reference_folder, student_folder, tmp_path):
+    """The end is part of what is judged, so both paths must leave it out."""
+    build_quickstart_model(["What is 2 plus 3? Sure! 2 plus 3 is 5."] * 3, MODELS, 1, tmp_path / "other")
+    scores = {}
+    for name, folder in (("own", reference_folder), ("foreign", tmp_path / "other")):
+        encoder = Encoder(Backbone.load(folder, device=CPU).tokenizer, MODELS)
+        ids = encode_response(encoder.tokenizer, "Sure! 2 plus 3 is 5.").token_ids
+        scorer = ModelScorer(file_ref(student_folder), MODELS, encoder.tokenizer, 500)
+        prompt = prompt_of(snapshot, encoder)
+        scores[name] = scorer.scores([Question(prompt, ids), Question(prompt, ids[:-1]), Question(prompt, ids[-1:])])
+    np.testing.assert_allclose(scores["own"][:2], scores["foreign"][:2], atol=1e-5)
+    assert abs(scores["own"][0] - scores["own"][1]) > 1e-5, "the end makes no difference, so nothing is shown"
+    assert np.isfinite(scores["foreign"]).all()
+
+
+def test_a_new_judge_judges_and_reads_nothing_again(annotate: Annotate, teacher_folder, monkeypatch):
+    annotate()
+    read = []
+    plain = module.response_log_probs
+
+    def counted(network: Network, groups: list[Group], *more: Any) -> Any:
+        read.append(len(groups))
+        return plain(network, groups, *more)
+
+    monkeypatch.setattr(module, "response_log_probs", counted)
+    annotate("again", {"reward_model": teacher_folder})
+    assert sum(read) == 0
+
+
 def test_a_model_scorer_carries_its_scale(student_folder, reference_folder):
     tokenizer = Backbone.load(reference_folder, device=CPU).tokenizer
     scorer = build_scorer(RewardConfig(), MODELS, file_ref(student_folder), tokenizer)

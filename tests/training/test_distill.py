@@ -17,7 +17,7 @@ from tests.training.stages import (
     MODELS,
 )
 from training.base import build_quickstart_model
-from training.distill import DistillTask, TaughtPairs, _centred, _taught, compare
+from training.distill import DistillTask, TaughtPairs, _centred, _policy_pairs, _taught
 from training.errors import ModelFolderError, StageError
 from training.examples import Encoder, encode_pairs, read_split
 from training.models.backbone import Backbone
@@ -26,6 +26,7 @@ from training.models.network import Network, ScalarHead
 from training.models.reward_model import RewardModel
 from training.objectives import distill_loss
 from training.recorder import read_lines
+from training.student_report import compare, refuse_unlike
 
 CPU = torch.device("cpu")
 
@@ -72,6 +73,82 @@ class TestDistill:
         strict = DISTILL.model_copy(update={"max_student_teacher_kl": 1e-12})
         with pytest.raises(StageError, match=r"student-teacher KL 0.\d+ nats is not below 1e-12(.|\n)*distill.epochs"):
             run("distill", inputs, distill=strict)
+
+    def test_a_student_whose_margins_are_a_coins_fails_whatever_its_teacher_is(
+        self, run: Run, snapshot: Path, reference_folder: Path, teacher_folder: Path
+    ):
+        """Next to a teacher that is hardly sure of anything a useless student is close by KL."""
+        inputs = {"snapshot": snapshot, "reference": reference_folder, "teacher": teacher_folder}
+        idle = DISTILL.model_copy(update={"learning_rate": 1e-12, "epochs": 0.3, "collapse_loss_gap": 0.01})
+        with pytest.raises(StageError, match=r"distill: the reward model collapsed"):
+            run("distill", inputs, distill=idle)
+
+    def test_a_student_that_surely_keeps_too_little_of_the_accuracy_fails(self):
+        strict = DISTILL.model_copy(update={"min_accuracy_retained": 0.95})
+        sure = torch.tensor([[1.0, 0.0]] * 200)
+        groups = [Group((1,), ((2,), (3,)))] * 200
+        for right, refused in ((100, True), (170, True), (188, False), (200, False)):
+            student = torch.tensor([[0.9, 0.0]] * right + [[0.0, 0.1]] * (200 - right))
+            found = compare(sure, student, groups)
+            assert found["accuracy_retained"] == pytest.approx(right / 200)
+            if refused:
+                with pytest.raises(StageError, match=r"keeps 0\.\d+ of its (.|\n)*min_accuracy_retained"):
+                    refuse_unlike(found, strict)
+            else:
+                refuse_unlike(found, strict)
+            refuse_unlike(found, DISTILL)
+        few = compare(sure[:20], torch.tensor([[0.9, 0.0]] * 18 + [[0.0, 0.1]] * 2), groups[:20])
+        refuse_unlike(few, strict)
+
+    def test_the_interval_of_what_is_kept_covers_it(self):
+        """Over many draws of pairs the share is below the upper bound as often as 95 % intervals promise."""
+        draws = np.random.default_rng(3)
+        above, times, pairs = 0, 400, 150
+        for _ in range(times):
+            teacher_right = draws.random(pairs) < 0.7
+            student_right = np.where(draws.random(pairs) < 0.8, teacher_right, draws.random(pairs) < 0.5)
+            teacher, student = (
+                torch.tensor(np.where(right, 1.0, -1.0)[:, None] * [[0.5, -0.5]]).float()
+                for right in (teacher_right, student_right)
+            )
+            found = compare(teacher, student, [Group((1,), ((2,), (3,)))] * pairs)
+            truth = (0.8 * 0.7 + 0.2 * 0.5) / 0.7
+            above += found["accuracy_retained_high"] >= truth
+        assert 0.95 <= above / times <= 0.995  # 97.5 % are expected, +- 3 standard errors
+
+    def test_answers_that_were_cut_carry_no_end(
+        self, run: Run, snapshot: Path, reference_folder: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        """Neither tokenizer may take them for whole ones."""
+        backbone = Backbone.load(reference_folder, device=CPU)
+        encoder = Encoder(backbone.tokenizer, MODELS)
+        row = read_split(snapshot, "train")[0] | {"chosen": "Sure! 2", "rejected": "Sure! 2"}
+        (pair,) = encode_pairs([row | {"finished": (True, False)}], encoder)[0]
+        end = backbone.tokenizer.eos_token_id
+        whole, cut = pair.group.responses
+        assert whole == (*cut, end)
+        context = SimpleNamespace(
+            input=lambda role: {"reference": reference_folder, "snapshot": snapshot}[role],
+            spec=SimpleNamespace(seed=1), recorder=SimpleNamespace(counting=lambda doing, total: lambda done: None),
+        )  # fmt: skip
+        short = MODELS.model_copy(update={"max_response_length": 3})
+        own = _policy_pairs(context, short, DISTILL)
+        ends = [finished for one in own for finished in one["finished"]]
+        assert not all(ends), "nothing was cut, so nothing is shown"
+
+    def test_pairs_that_are_left_out_are_counted_by_reason(
+        self, run: Run, snapshot: Path, tmp_path: Path, reference_folder: Path, teacher_folder: Path
+    ):
+        def spoil(rows: list[dict]) -> list[dict]:
+            rows[0]["rejected"] = rows[0]["chosen"]
+            rows[1]["chosen"] = " "
+            return rows
+
+        spoilt = changed_rows("train", snapshot, tmp_path / "spoilt", spoil)
+        found = run("distill", {"snapshot": spoilt, "reference": reference_folder, "teacher": teacher_folder})
+        assert found.facts["dropped_pairs"] == {"equal": 1, "empty_side": 1}
+        assert found.metrics["dropped_pairs"] == 2.0
+        assert found.facts["held_out_dropped_pairs"] == {}
 
     def test_a_teacher_with_another_tokenizer(self, run: Run, snapshot: Path, reference_folder: Path, tmp_path: Path):
         """Teacher and student each read the text in their own tokens; the teacher's vocabulary is the smaller one."""

@@ -60,7 +60,7 @@ def test_a_pair_is_two_answers_to_one_prompt(encoder):
         ("no_pair", {"rejected": None}), ("no_pair", {"chosen": None, "rejected": None}),
         ("empty_side", {"chosen": ""}), ("empty_side", {"rejected": " \n "}),
         ("equal", {"rejected": "Sure! 1 plus 1 is 2."}),
-        ("equal_after_truncation", {"rejected": " Sure! 1 plus 1 is 2. "}),
+        ("equal", {"rejected": " Sure! 1 plus 1 is 2. "}),
         ("equal_after_truncation", {"chosen": LONG + "yes", "rejected": LONG + "no"}),
     ],
 )  # fmt: skip

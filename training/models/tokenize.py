@@ -63,14 +63,19 @@ def encode_prompt(
 
 
 def encode_response(
-    tokenizer: Any, text: str, max_length: int | None = None, template: str = "auto"
+    tokenizer: Any, text: str, max_length: int | None = None, template: str = "auto", finished: bool = True
 ) -> EncodedResponse:
-    """Tokens of a response with its EOS; cut from the right to `max_length`, and then without EOS."""
+    """Tokens of a response with its EOS; cut from the right to `max_length`, and then without EOS.
+
+    `finished`: whether the writer came to an end. An answer that was cut gets no EOS, as it has none in its own tokens.
+    """
     spaced = text if uses_template(tokenizer, template) else f" {text.strip()}"
-    ids = [*_text_ids(tokenizer, spaced, special=False), eos_id(tokenizer)]
+    ids = _text_ids(tokenizer, spaced, special=False)
+    if finished:
+        ids = [*ids, eos_id(tokenizer)]
     if max_length is not None and len(ids) > max_length:
         return EncodedResponse(tuple(ids[:max_length]), finished=False)
-    return EncodedResponse(tuple(ids), finished=True)
+    return EncodedResponse(tuple(ids), finished)
 
 
 def _text_ids(tokenizer: Any, text: str, *, special: bool) -> list[int]:
