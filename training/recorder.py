@@ -28,7 +28,7 @@ class Recorder:
     """Appends to metrics.jsonl.
 
     A metric line: {"step", "time", key: value, ...}; a non-finite value is written as null and its key listed under
-    "nonfinite", never dropped. An event line: {"event", "time", ...}. Progress is an event of kind "progress".
+    "nonfinite", never dropped. An event line: {"event", "time", ...}, alike. Progress is an event of kind "progress".
     """
 
     def __init__(self, path: Path, enabled: bool = True) -> None:
@@ -46,8 +46,13 @@ class Recorder:
         self._append(line)
 
     def event(self, kind: str, /, **fields: Any) -> None:
-        """Something worth telling a person: a guard fired, a checkpoint was refused, a round ended early."""
-        self._append({"event": kind, "time": time.time()} | fields)
+        """Something worth telling a person: a guard fired, a checkpoint was refused, a round ended early.
+
+        What is not finite is written as null and its place listed under "nonfinite" ("seen.b.1"), as in `record`.
+        """
+        nonfinite: list[str] = []
+        line = {"event": kind, "time": time.time()} | {n: _finite(v, n, nonfinite) for n, v in fields.items()}
+        self._append(line | ({"nonfinite": sorted(nonfinite)} if nonfinite else {}))
 
     def progress(self, step: int, total: int, **shown: float) -> None:
         """How far the stage is, with the few numbers a person wants to see live."""
@@ -99,6 +104,18 @@ class Recorder:
             return
         self._stream.write(json.dumps(line, ensure_ascii=False, allow_nan=False).encode() + b"\n")
         self._stream.flush()
+
+
+def _finite(value: Any, place: str, nonfinite: list[str]) -> Any:
+    """The value, with null for every number in it that JSON has no word for; their places are added to `nonfinite`."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item, f"{place}.{key}", nonfinite) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item, f"{place}.{i}", nonfinite) for i, item in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        nonfinite.append(place)
+        return None
+    return value
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.training.forks import KILLED, kill_self, run_forked
@@ -45,6 +46,19 @@ def test_events_and_progress(file: Path):
         {"event": "guard", "step": 2, "sentence": "é"},
         {"event": "progress", "step": 2, "total": 5, "shown": {"loss": 1.0}},
     ]
+
+
+def test_what_is_not_finite_in_an_event_is_flagged_not_fatal(file: Path):
+    """However deep it lies, and whoever made the number: a stage must not end because of what it has to tell."""
+    recorder = Recorder(file)
+    fields = {"variance": math.inf, "round": 2, "seen": {"b": [1.0, math.nan], "c": "nan"}, "n": np.float64("-inf")}
+    recorder.event("round", **fields)
+    (line,) = without_time(read_lines(file))
+    assert line == {
+        "event": "round", "variance": None, "round": 2, "seen": {"b": [1.0, None], "c": "nan"}, "n": None,
+        "nonfinite": ["n", "seen.b.1", "variance"],
+    }  # fmt: skip
+    assert "NaN" not in file.read_text()
 
 
 def test_a_series_holds_finite_values_of_steps_alone(file: Path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from configs.schema.ppo import PPOConfig
@@ -30,7 +29,7 @@ class GuardReactions:
         for firing in firings:
             self.recorder.event(
                 "guard", step=firing.step, rule=firing.rule.label, action=firing.rule.action,
-                value=_finite(firing.value), sentence=firing.sentence,
+                value=firing.value, sentence=firing.sentence,
             )  # fmt: skip
             if firing.rule.action in ("reduce_lr", "reduce_clip"):
                 self._mitigate(firing)
@@ -96,7 +95,3 @@ class GuardReactions:
                 "look for what writes into the stage's folder, and run the stage again in a fresh one",
             )
         return found
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -144,6 +144,13 @@ def test_a_policy_that_moved_too_far_ends_the_round(build_loop: BuildLoop):
     assert loop.state.cursor.round == 3
 
 
+def test_a_distance_that_is_not_finite_ends_the_round_in_words(build_loop: BuildLoop):
+    loop = build_loop(ppo=PPO.model_copy(update={"max_approx_kl": 0.1}))
+    assert loop._moved_too_far({"approx_kl": math.inf})
+    (told,) = events(loop, "early_stop")
+    assert (told["approx_kl"], told["limit"], told["nonfinite"]) == (None, 0.1, ["approx_kl"])
+
+
 def test_the_kl_coefficient_follows_the_measured_kl(build_loop: BuildLoop):
     control = KLControlConfig(kl_coef=0.05, target_kl=1e-9, horizon=100)
     loop = ran(build_loop, ppo={"kl_ctrl": control})

@@ -52,6 +52,19 @@ def test_poisoned_rewards_are_rolled_back(build_loop: BuildLoop):
     assert_sound(loop)
 
 
+def test_rewards_beyond_every_number_do_not_end_the_run(build_loop: BuildLoop):
+    """Unclipped, their squares are no float32: the round says so, its steps are not applied, the next one goes on."""
+    ppo = LONG.model_copy(update={"reward_clip": None})
+    loop, _ = watched(build_loop, ppo=ppo)
+    poison_round(loop, 2, factor=1e30)
+    loop.run()
+    told = events(loop, "round")[2]
+    assert "advantage_variance" in told["nonfinite"]
+    assert told["advantage_variance"] is None
+    assert events(loop, "step_not_applied")
+    assert_sound(loop)
+
+
 CLIPPED = [rule for rule in default_rules() if rule.metric == "reward_clip_frac"]
 ALARM = "reward_clip_frac > baseline + 0.1"
 
