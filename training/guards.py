@@ -58,7 +58,13 @@ class GuardMonitor:
         self.fired: list[dict[str, Any]] = []
 
     def set_baseline(self, metrics: Mapping[str, float], samples: Mapping[str, int] = _NONE) -> None:
-        """Metrics before the first step, for rules relative to the baseline; `samples`: what a share was counted on."""
+        """Metrics before the first step, for rules relative to the baseline; `samples`: what a share was counted on.
+
+        Raises ConfigError where no limit can be made of one: its rule would never fire, and nobody would know.
+        """
+        for rule in self.rules:
+            if rule.needs_baseline and rule.op != "nonfinite":
+                _demand_baseline(rule, float(metrics.get(rule.metric, math.nan)))
         self.baseline_samples = dict(samples)
         self.baseline = {key: float(value) for key, value in metrics.items() if math.isfinite(value)}
 
@@ -114,7 +120,6 @@ class GuardMonitor:
             error = sampling_error(baseline, first, seen, samples) if first and samples else 0.0
             return baseline + max(rule.threshold, SAMPLING_ERRORS * error), seen
         if rule.relative_to == "baseline":
-            # A multiple of nothing, or of a negative number, is no limit: such a baseline counts as none.
             return (rule.threshold * baseline if baseline > 0 else math.nan), seen
         return rule.threshold, seen
 
@@ -144,6 +149,19 @@ class GuardMonitor:
         ]
         self._breaches, self.rollbacks = list(state["breaches"]), list(state["rollbacks"])
         self.fired = list(state["fired"])
+
+
+def _demand_baseline(rule: GuardRule, baseline: float) -> None:
+    """A multiple of nothing, or of a negative number, is no limit; nothing is added to what is no number."""
+    told = f"guards.rules: {rule.label!r}: {rule.metric!r} is {baseline:.4g} before the first step, which is no number"
+    if not math.isfinite(baseline):
+        verb = "to add to" if rule.relative_to == "above_baseline" else "to multiply"
+        raise ConfigError(f"{told} {verb}", "look at the model that comes in, or write a threshold without relative_to")
+    if rule.relative_to == "baseline" and baseline <= 0:
+        raise ConfigError(
+            f"{told} to take a multiple of, so that the rule would never fire as it is meant",
+            "write relative_to: above_baseline and what may be added, or a threshold without relative_to",
+        )
 
 
 def sampling_error(first: float, first_samples: int, second: float, second_samples: int) -> float:

@@ -34,7 +34,8 @@ class GuardRule(Section):
     threshold: float | None = None
     """The limit; with `relative_to` a multiple of that reference (above_baseline: what is added to it)."""
     relative_to: Literal["baseline", "above_baseline", "running_median"] | None = None
-    """baseline: a multiple of the metric before the first step; above_baseline: that metric plus the threshold, which
+    """baseline: a multiple of the metric before the first step, which must be above 0 there, or the stage ends with an
+    error (kl_ref begins at 0, rewards may be negative); above_baseline: that metric plus the threshold, which
     is a limit where it begins at 0 too (a share gets three standard errors of its count, where that is more);
     running_median: a multiple of the median of the last `window` values."""
     window: Steps = 1

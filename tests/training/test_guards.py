@@ -23,7 +23,8 @@ BASELINES = ("kl_ref", "response_length")
 def monitor(*rules: GuardRule | dict[str, Any], baseline: dict[str, float] | None = None) -> GuardMonitor:
     given = [rule if isinstance(rule, GuardRule) else GuardRule(**{"metric": "kl_ref"} | rule) for rule in rules]
     found = GuardMonitor(given, KNOWN, BASELINES)
-    found.set_baseline(baseline or {})
+    if baseline is not None:
+        found.set_baseline(baseline)
     return found
 
 
@@ -64,6 +65,28 @@ def test_relative_to_the_baseline():
     found = monitor({"op": ">", "threshold": 1.2, "relative_to": "baseline"}, baseline={"kl_ref": 10.0})
     assert firings(found, [11.9, 12.0, 12.1]) == [2]
     assert found.fired[0]["sentence"].startswith("kl_ref = 12.1 is > 12")
+
+
+@pytest.mark.parametrize("begins", [0.0, -0.5, math.nan, math.inf])
+def test_a_multiple_of_nothing_is_refused_as_soon_as_it_is_known(begins: float):
+    """Such a rule could never fire: the operator is told before the first step, with what to write instead."""
+    found = monitor({"op": ">", "threshold": 1.5, "relative_to": "baseline", "name": "far"})
+    told = rf"'far'(.|\n)*'kl_ref' is {begins:.4g} before the first step(.|\n)*relative_to"
+    with pytest.raises(ConfigError, match=told):
+        found.set_baseline({"kl_ref": begins, "response_length": 3.0})
+
+
+def test_a_baseline_that_was_not_measured_is_refused():
+    found = monitor({"op": ">", "threshold": 1.5, "relative_to": "baseline"})
+    with pytest.raises(ConfigError, match="'kl_ref' is nan before the first step"):
+        found.set_baseline({"response_length": 3.0})
+
+
+@pytest.mark.parametrize("begins", [math.nan, math.inf])
+def test_nothing_lies_above_what_is_not_finite(begins: float):
+    found = monitor({"op": ">", "threshold": 0.1, "relative_to": "above_baseline"})
+    with pytest.raises(ConfigError, match="is no number to add to"):
+        found.set_baseline({"kl_ref": begins})
 
 
 @pytest.mark.parametrize("begins", [0.0, 0.25])

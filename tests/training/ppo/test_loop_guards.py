@@ -302,6 +302,14 @@ def test_a_rule_on_nothing_is_refused_before_any_step(tmp_path, night, ppo_input
     assert not (directory / "checkpoints").exists()
 
 
+def test_a_multiple_of_a_drift_that_begins_at_nothing_ends_the_run_before_any_step(build_loop: BuildLoop):
+    rule = GuardRule(metric="kl_ref", op=">", threshold=1.5, relative_to="baseline", action="stop")
+    loop, _ = watched(build_loop, rule)
+    with pytest.raises(ConfigError, match="'kl_ref' is 0 before the first step"):
+        loop.run()
+    assert loop.state.cursor.step == 0
+
+
 def test_a_rule_on_perplexity_without_texts_to_read_is_refused_before_any_step(tmp_path, build_loop, ppo_inputs):
     """As with answers that nobody preferred or rewarded: the rule would never fire, and nobody would know."""
     bare = ppo_inputs["snapshot"]
