@@ -106,6 +106,27 @@ def rollback(
 
 
 @app.command()
+def promote(
+    version: Annotated[str, typer.Argument(help="Number of a registered version.", show_default=False)],
+    force: Annotated[
+        bool, typer.Option("--force", help="Whatever the gate or an earlier rollback says. Needs --why.")
+    ] = False,
+    why: Annotated[str, typer.Option(help="With --force: the reason; becomes part of the version's record.")] = "",
+    home: Home = None,
+    chain: Chain = None,
+    model: Model = None,
+) -> None:
+    """Make a registered version champion, verified as in a night.
+
+    Refused where the gate did not pass it, where it was judged against another champion, or where it was rolled back
+    before, unless --force says why. Doing it twice changes nothing.
+    """
+    from flows.registry_commands import promote as promote_version
+
+    say(promote_version(_home(home), version, force=force, why=why, chain=chain, model=model))
+
+
+@app.command()
 def reconcile(
     home: Home = None,
     chain: Chain = None,

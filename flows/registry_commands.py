@@ -27,6 +27,26 @@ def roll_back(home: Path, to: str | None, why: str, chain: str | None = None, mo
     return rollback(site, why=why, to=to, by=user_name()).sentence
 
 
+def promote(
+    home: Path, version: str, *, force: bool, why: str, chain: str | None = None, model: str | None = None
+) -> str:
+    """Make a registered version champion, and say what changed."""
+    from tasks.preflight import check_existing_tracking
+    from tasks.promote_by_hand import promote_by_hand
+    from tasks.promotion import Force
+
+    if force != bool(why.strip()):
+        raise ConfigError("--force and --why belong together", "give both, or neither; both are recorded")
+    who = user_name()
+    site = site_of(home, chain, model)
+    check_existing_tracking(site.tracking_uri, site.config.reach_timeout_seconds)
+    done = promote_by_hand(site, version, who, Force(who, why) if force else None)
+    if not done.changed:
+        return f"version {version} of {site.model} is champion already: nothing to do"
+    before = "there was none before" if done.previous is None else f"version {done.previous} was it before"
+    return f"version {version} of {site.model} is champion, {before}; its bytes and its answers were verified"
+
+
 def reconcile_now(
     home: Path, chain: str | None = None, model: str | None = None, adopt: str | None = None
 ) -> tuple[str, bool]:

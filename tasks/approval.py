@@ -89,7 +89,7 @@ def promote_approved(undecided: Undecided, force: Force) -> Promotion:
         judged_against = champion.version if champion is not None else None
         night, word = undecided.state.night, replace(force, lifts_ban=False)
         done = promote(undecided.site, undecided.version, judged_against=judged_against, night=night, force=word)
-        _write_down(undecided, promoted=True, reason=f"approved by {force.who}: {force.why}")
+        write_down(undecided, promoted=True, reason=f"approved by {force.who}: {force.why}")
     return done
 
 
@@ -101,14 +101,21 @@ def refuse(undecided: Undecided, sentence: str) -> None:
     with _answering(undecided):
         if undecided.version in undecided.site.journal.champions(undecided.site.model)[-1:]:
             raise _too_late(undecided, f"version {undecided.version} is champion already")
-        _write_down(undecided, reason=sentence)
+        write_down(undecided, reason=sentence)
+
+
+@contextmanager
+def answer_lock(site: Site, purpose: str) -> Iterator[None]:
+    """One person's decision at a time in this home. Raises LockHeld."""
+    with held_lock(site.home / LOCK, purpose, site.config.lock_wait_seconds):
+        yield
 
 
 @contextmanager
 def _answering(undecided: Undecided) -> Iterator[None]:
     """The only answer at a time, about the night as it is by now: hours may have passed since the form was shown."""
     book, night = undecided.book, undecided.state.night
-    with held_lock(book.home / LOCK, f"the answer about {night}", undecided.site.config.lock_wait_seconds):
+    with answer_lock(undecided.site, f"the answer about {night}"):
         undecided.state = book.load(night)
         judged = [state for state in book.nights(undecided.state.name) if state.verdict is not None]
         if not _waits(undecided.state):
@@ -125,7 +132,7 @@ def _too_late(undecided: Undecided, sentence: str) -> AnswerTooLate:
     )
 
 
-def _write_down(undecided: Undecided, **fields: object) -> None:
+def write_down(undecided: Undecided, **fields: object) -> None:
     """Keep the answer, and let the night's page in MLflow say it, now or when MLflow is there again."""
     owed = (*undecided.state.owed, "the answer")
     undecided.book.change(undecided.state, owed=owed, **fields)

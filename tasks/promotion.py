@@ -50,12 +50,19 @@ class Promotion:
 
 
 def promote(
-    site: Site, candidate: str, *, judged_against: str | None, night: str | None = None, force: Force | None = None
+    site: Site,
+    candidate: str,
+    *,
+    judged_against: str | None,
+    night: str | None = None,
+    force: Force | None = None,
+    by: str | None = None,
 ) -> Promotion:
     """Make `candidate` (a version that register_candidate returned) champion.
 
     `judged_against` is the champion's version that the gate compared with, null on a cold start; when the alias names
-    another one by now, PromotionRaced is raised. Repeated after success it changes nothing.
+    another one by now, PromotionRaced is raised. `by`: who asked without forcing anything. Repeated after success it
+    changes nothing.
     Raises BannedVersion, PromotionRaced, StoredBytesDiffer, ServingError, LockHeld, TrackingUnavailable, and
     JournalContradicted also with `force`; after each of them the champion is the one from before.
     """
@@ -72,7 +79,7 @@ def promote(
         _refuse_raced(previous, judged_against, candidate)
         with site.unchanged(version) as stored, site.worker() as worker:
             _generate(site, worker, str(stored), version)
-            _switch(site, worker, version, previous, night, force)
+            _switch(site, worker, _entry(site, version, previous, night, force, by), version)
         tidy(site, version, force)
     return Promotion(candidate, previous, changed=True, seconds=time.monotonic() - started)
 
@@ -99,7 +106,7 @@ def _refuse_banned(site: Site, version: Version, force: Force | None) -> None:
         why = version.tags.get(ROLLBACK_REASON, "the same weights were rolled back under another number")
         raise BannedVersion(
             f"version {version.number} of {site.model} was rolled back before ({why})",
-            "train a new version, or promote this one with --force, saying who and why",
+            f"train a new version, or say `nightjar promote {version.number} --force --why TEXT`",
         )
 
 
@@ -108,15 +115,15 @@ def _refuse_raced(previous: str | None, judged_against: str | None, candidate: s
         judged = f"version {candidate} was judged against {_name(judged_against)}"
         raise PromotionRaced(
             f"{judged}, but the champion is {_name(previous)} by now",
-            "run the evaluation and the gate again: the other champion stands",
+            "run the evaluation and the gate again: the other champion stands, unless a person says "
+            f"`nightjar promote {candidate} --force --why TEXT`",
         )
 
 
-def _switch(
-    site: Site, worker: ServingWorker, version: Version, previous: str | None, night: str | None, force: Force | None
-) -> None:
-    """The dangerous part, between `pending` and `verified`."""
-    entry = Entry(
+def _entry(
+    site: Site, version: Version, previous: str | None, night: str | None, force: Force | None, by: str | None
+) -> Entry:
+    return Entry(
         event="pending",
         model=site.model,
         act=new_act(),
@@ -124,13 +131,17 @@ def _switch(
         candidate=version.number,
         night=night or version.tags.get(NIGHT),
         digest=version.tags.get(DIGEST),
-        by=force.who if force else None,
+        by=force.who if force else by,
         why=force.why if force else None,
         forced=force is not None,
     )
+
+
+def _switch(site: Site, worker: ServingWorker, entry: Entry, version: Version) -> None:
+    """The dangerous part, between `pending` and `verified`."""
     site.journal.write(entry)
     try:
-        _move(site, version.number, previous)
+        _move(site, version.number, entry.previous)
         _generate(site, worker, f"models:/{site.model}@{CHAMPION}", version)
         _read_back(site, version.number)
         site.journal.write(replace(entry, event="verified"))

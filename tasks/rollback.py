@@ -87,14 +87,18 @@ def _target(site: Site, current: str, to: str | None) -> str:
     if site.journal.is_banned(site.model, to, version.tags.get(DIGEST)):
         raise RollbackRefused(
             f"version {to} was itself rolled back before; version {current} stays",
-            f"choose one of {', '.join(site.journal.champions(site.model)) or 'none'}, or promote it with --force",
+            f"choose one of {', '.join(site.journal.champions(site.model)) or 'none'}, or say {_by_force(to)}",
         )
     if to not in site.journal.champions(site.model) and PROMOTED_AT not in version.tags:
         raise RollbackRefused(
             f"version {to} was never champion, so going to it is a promotion; version {current} stays",
-            "promote it with --force, saying who and why",
+            f"say {_by_force(to)}",
         )
     return to
+
+
+def _by_force(version: str) -> str:
+    return f"`nightjar promote {version} --force --why TEXT`"
 
 
 def _prove(site: Site, target: str) -> None:
