@@ -127,6 +127,27 @@ def promote(
 
 
 @app.command()
+def retention(
+    apply: Annotated[bool, typer.Option("--apply", help="Delete them. Default: only show what would go.")] = False,
+    keep: Annotated[
+        int | None,
+        typer.Option(min=0, help="How many of the newest versions stay. Default: registry.retention_keep."),
+    ] = None,
+    home: Home = None,
+    chain: Chain = None,
+    model: Model = None,
+) -> None:
+    """Show which old versions could be deleted, and delete them with --apply. No night ever does.
+
+    Never deleted: what any alias names, whatever a rollback may return to, what waits for a person's answer, and what
+    Nightjar did not register. Refused while a night is at work on this home.
+    """
+    from flows.registry_commands import retain_versions
+
+    say(retain_versions(_home(home), apply=apply, keep=keep, chain=chain, model=model))
+
+
+@app.command()
 def reconcile(
     home: Home = None,
     chain: Chain = None,

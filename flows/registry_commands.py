@@ -47,6 +47,32 @@ def promote(
     return f"version {version} of {site.model} is champion, {before}; its bytes and its answers were verified"
 
 
+def retain_versions(
+    home: Path, *, apply: bool, keep: int | None = None, chain: str | None = None, model: str | None = None
+) -> str:
+    """Which old versions go and which stay, each with its reason; with `apply` they go."""
+    from tasks.preflight import check_existing_tracking
+    from tasks.retention import planned, retain
+
+    site = site_of(home, chain, model)
+    check_existing_tracking(site.tracking_uri, site.config.reach_timeout_seconds)
+    decided = (retain if apply else planned)(site, keep)
+    if not decided.delete:
+        first = f"no version of {site.model} is old enough to be deleted, or all that are old are protected"
+    else:
+        first = f"version {', '.join(decided.delete)} of {site.model} {'was' if apply else 'would be'} deleted"
+    reasons = dict.fromkeys(decided.protected.values())
+    stays = {reason: [number for number, its in decided.protected.items() if its == reason] for reason in reasons}
+    newest = site.config.retention_keep if keep is None else keep
+    if apply:
+        last = "the disk is free again once `mlflow gc` has run on MLflow's database" if decided.delete else ""
+    else:
+        asked = "nothing was changed: --apply deletes them" if decided.delete else "nothing to do"
+        last = f"{asked}; the newest {newest} stay in any case (registry.retention_keep, or --keep)"
+    kept = [f"version {', '.join(numbers)} stays: {reason}" for reason, numbers in stays.items()]
+    return "\n".join(line for line in (first, *kept, last) if line)
+
+
 def reconcile_now(
     home: Path, chain: str | None = None, model: str | None = None, adopt: str | None = None
 ) -> tuple[str, bool]:

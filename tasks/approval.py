@@ -66,8 +66,7 @@ def undecided_night(
     nights = book.nights(chain)
     if night is not None and night not in [state.night for state in nights]:
         raise ContractError(f"home {home} has no night {night!r}", "look at `nightjar status`")
-    newest = {state.name: state for state in nights if state.verdict is not None}
-    waiting = [state for state in newest.values() if _waits(state) and _is_meant(state, night, flow_run_id)]
+    waiting = [state for state in waiting_nights(book, chain) if _is_meant(state, night, flow_run_id)]
     if len(waiting) > 1:
         raise NightjarError(
             f"{len(waiting)} nights wait for a decision: {', '.join(state.night for state in waiting)}",
@@ -77,6 +76,12 @@ def undecided_night(
         return None
     found = Undecided(site_of(home, waiting[0].name), book, waiting[0])
     return None if found.version in found.site.journal.banned_versions(found.site.model) else found
+
+
+def waiting_nights(book: NightBook, chain: str | None = None) -> list[NightState]:
+    """The undecided nights that nobody has answered: of each chain at most its newest judged one."""
+    newest = {state.name: state for state in book.nights(chain) if state.verdict is not None}
+    return [state for state in newest.values() if _waits(state)]
 
 
 def promote_approved(undecided: Undecided, force: Force) -> Promotion:

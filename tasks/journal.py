@@ -137,10 +137,11 @@ class Journal:
         return version in banned or (digest is not None and digest in banned.values())
 
     def protected(self, model: str) -> set[str]:
-        """Versions that retention must keep: everything a rollback or reconcile may still need."""
+        """Versions that retention keeps: all that a rollback, also one to a named version, or reconcile may need."""
         standing = self.standing(model)
+        passed = set(standing.promoted) - set(standing.banned)
         waiting = {v for e in standing.open.values() for v in (e.previous, e.candidate, e.taken_down, e.restored) if v}
-        return set(standing.champions) | waiting
+        return set(standing.champions) | passed | waiting
 
     def last_closed(self, model: str) -> Entry | None:
         """The newest act that ended."""

@@ -1,12 +1,16 @@
-"""Deleting old versions: only by this act, never by a night, and never one that somebody may still go back to."""
+"""Deleting old versions: only by this act, which a person asks for; never one that somebody may still go back to."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tasks.agreement import settled
+from tasks.approval import waiting_nights
 from tasks.journal import Entry, new_act
+from tasks.locks import held_lock
+from tasks.night_lock import LOCK
+from tasks.night_state import NightBook
 from tasks.registry import Version
 from tasks.site import Site
 from tasks.version_tags import DIGEST
@@ -20,10 +24,12 @@ class RetentionPlan:
     protected: dict[str, str]
 
 
-def plan(versions: Sequence[Version], aliased: dict[str, str], returnable: set[str], keep: int) -> RetentionPlan:
+def plan(
+    versions: Sequence[Version], aliased: dict[str, str], kept: Mapping[str, str], keep: int
+) -> RetentionPlan:
     """Decide without touching anything.
 
-    Stays: the newest `keep`; what any alias names (also aliases that people made); what the journal may return to; what
+    Stays: the newest `keep`; what any alias names (also aliases that people made); `kept` (version -> reason); what
     Nightjar did not register.
     """
     by_alias = {version: alias for alias, version in aliased.items()}
@@ -32,8 +38,8 @@ def plan(versions: Sequence[Version], aliased: dict[str, str], returnable: set[s
     for version in sorted(versions, key=lambda v: int(v.number)):
         if version.number in by_alias:
             protected[version.number] = f"alias {by_alias[version.number]}"
-        elif version.number in returnable:
-            protected[version.number] = "the journal may return to it"
+        elif version.number in kept:
+            protected[version.number] = kept[version.number]
         elif DIGEST not in version.tags:
             protected[version.number] = "not registered by Nightjar"
         elif version.number not in newest:
@@ -44,16 +50,21 @@ def plan(versions: Sequence[Version], aliased: dict[str, str], returnable: set[s
 def planned(site: Site, keep: int | None = None) -> RetentionPlan:
     """The plan for the registry as it is now; `keep` null: registry.retention_keep."""
     keep = site.config.retention_keep if keep is None else keep
-    protected = site.journal.protected(site.model)
-    return plan(site.registry.versions(), site.registry.aliased(), protected, keep)
+    waiting = {state.version: state.night for state in waiting_nights(NightBook(site.home)) if state.version}
+    kept = {number: f"night {night} waits for a person's answer" for number, night in waiting.items()}
+    kept |= dict.fromkeys(site.journal.protected(site.model), "a rollback may return to it")
+    return plan(site.registry.versions(), site.registry.aliased(), kept, keep)
 
 
 def retain(site: Site, keep: int | None = None) -> RetentionPlan:
-    """Carry the plan out, one version after the other, each announced in the journal once it is gone."""
-    with site.locked(f"retention of {site.model}"):
+    """Carry the plan out, one version after the other; no night of this home is at work meanwhile. Raises LockHeld.
+
+    Each is announced in the journal first: one that is gone without a line would look lost, and stop every night.
+    """
+    with held_lock(site.home / LOCK, f"retention of {site.model}"), site.locked(f"retention of {site.model}"):
         settled(site)
         decided = planned(site, keep)
         for number in decided.delete:
-            site.registry.delete_version(site.registry.version(number))
             site.journal.write(Entry("retired", site.model, new_act(), taken_down=number, why="retention"))
+            site.registry.delete_version(site.registry.version(number))
     return decided

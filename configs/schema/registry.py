@@ -38,7 +38,8 @@ class RegistryConfig(Section):
     max_points: Annotated[int, Field(ge=10, le=2_000)] = 2_000
     """Points a metric may have in MLflow; longer series are thinned evenly and keep their last point."""
     retention_keep: NonNegativeInt = 20
-    """Newest versions that retention leaves alone, besides those it never touches."""
+    """How many of the newest versions `nightjar retention --apply` leaves alone, besides those that it never deletes:
+    every version that a rollback may return to, that an alias names, or that waits for a person. No night deletes."""
 
     @field_validator("verify_prompts")
     @classmethod

@@ -21,8 +21,8 @@ from flows.ui_command import _require_free, ui_command
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = (
-    "run", "validate", "status", "rollback", "promote", "reconcile", "generate", "ui", "gate", "watch", "doctor",
-    "drill",
+    "run", "validate", "status", "rollback", "promote", "retention", "reconcile", "generate", "ui", "gate", "watch",
+    "doctor", "drill",
 )  # fmt: skip
 
 

@@ -28,14 +28,14 @@ def version(number: str, ours: bool = True) -> Version:
 def test_never_touches_what_is_protected(
     numbers: set[str], aliased: dict[str, str], returnable: set[str], keep: int
 ) -> None:
-    decided = plan([version(n) for n in numbers], aliased, returnable, keep)
+    decided = plan([version(n) for n in numbers], aliased, dict.fromkeys(returnable, ""), keep)
     newest = sorted(numbers, key=int)[max(0, len(numbers) - keep) :]
     untouchable = set(aliased.values()) | returnable | set(newest)
     assert set(decided.delete) == numbers - untouchable
 
 
 def test_versions_of_other_people_stay() -> None:
-    decided = plan([version("1", ours=False), version("2")], {}, set(), 0)
+    decided = plan([version("1", ours=False), version("2")], {}, {}, 0)
     assert decided.delete == ("2",)
     assert decided.protected == {"1": "not registered by Nightjar"}
 
