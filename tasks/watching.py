@@ -11,6 +11,7 @@ from typing import Any
 
 from configs.schema.registry import WatchConfig, WatchLimit
 from tasks.append_log import AppendLog
+from tasks.journal import Journal
 from training.errors import ConfigError
 
 WATCH_LOG = "watch.jsonl"
@@ -75,11 +76,11 @@ def record_watch(
 ) -> WatchState:
     """Judge a measurement of the champion `version`, write it down, and say how many broke the limits in a row.
 
-    Another version, or a measurement within the limits, starts the count again.
+    Another version, the same one put back by a person, or a measurement within the limits starts the count again.
     """
     require_limits(config)
-    log = AppendLog(home / WATCH_LOG)
-    earlier = _of_version([r for r in log.read().records if r.get("model") == model], version)
+    log, term = AppendLog(home / WATCH_LOG), _term(home, model)
+    earlier = _of_term([r for r in log.read().records if r.get("model") == model], version, term)
     finite = {name: value if math.isfinite(value) else None for name, value in measured.items()}
     now = breaches(finite, earlier[0]["measured"] if earlier else None, config.limits)
     consecutive = 1 + int(earlier[-1]["consecutive"] if earlier else 0) if now else 0
@@ -87,6 +88,7 @@ def record_watch(
         {
             "model": model,
             "version": version,
+            "term": term,
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "measured": finite,
             "breaches": [breach.sentence for breach in now],
@@ -96,10 +98,16 @@ def record_watch(
     return WatchState(version, now, consecutive, config.patience)
 
 
-def _of_version(records: Sequence[Mapping[str, Any]], version: str) -> list[Mapping[str, Any]]:
-    """The measurements of this champion's present term: those behind the last one of another version."""
-    others = [index for index, record in enumerate(records) if record["version"] != version]
-    return list(records[others[-1] + 1 :] if others else records)
+def _term(home: Path, model: str) -> str | None:
+    """The act that made the present champion, as the journal knows it; null for one that was made by hand."""
+    made = Journal(home).standing(model).last_change
+    return made.act if made is not None else None
+
+
+def _of_term(records: Sequence[Mapping[str, Any]], version: str, term: str | None) -> list[Mapping[str, Any]]:
+    """The measurements of this champion's present term: those behind the last one of another version or term."""
+    is_other = [r["version"] != version or r.get("term", term) != term for r in records]
+    return list(records[len(records) - is_other[::-1].index(True) :] if any(is_other) else records)
 
 
 def _breach(limit: WatchLimit, value: float | None, first: float | None) -> Breach | None:

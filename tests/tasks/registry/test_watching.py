@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.schema.registry import WatchConfig, WatchLimit
-from tasks.watching import breaches, record_watch
+from tasks.append_log import AppendLog
+from tasks.journal import Entry, Journal
+from tasks.watching import WATCH_LOG, breaches, record_watch
 from training.errors import ConfigError
 
 CONFIG = WatchConfig(limits=[WatchLimit(metric="reward", min=0.0, max_drop=0.5), WatchLimit(metric="kl", max=1.0)])
@@ -30,6 +32,36 @@ def test_another_version_starts_again(tmp_path: Path) -> None:
     assert state.consecutive == 1
     assert record_watch(tmp_path, "m", "3", BAD, CONFIG).consecutive == 1
     assert record_watch(tmp_path, "other", "3", BAD, CONFIG).consecutive == 1
+
+
+def put_back(home: Path, version: str, act: str) -> None:
+    for event in ("pending", "verified"):
+        Journal(home).write(Entry(event, "m", act, previous="1", candidate=version, forced=True))  # type: ignore[arg-type]
+
+
+def test_a_version_that_a_person_puts_back_starts_again(tmp_path: Path) -> None:
+    put_back(tmp_path, "2", "first")
+    told = [record_watch(tmp_path, "m", "2", BAD, CONFIG) for _ in range(3)]
+    assert told[-1].must_roll_back
+    for event in ("rollback_pending", "rolled_back"):
+        Journal(tmp_path).write(Entry(event, "m", "down", taken_down="2", restored="1"))  # type: ignore[arg-type]
+    put_back(tmp_path, "2", "by Ada")
+    assert [record_watch(tmp_path, "m", "2", BAD, CONFIG).consecutive for _ in range(3)] == [1, 2, 3]
+
+
+def test_an_act_that_was_reverted_ends_no_term(tmp_path: Path) -> None:
+    put_back(tmp_path, "2", "first")
+    record_watch(tmp_path, "m", "2", BAD, CONFIG)
+    for event in ("pending", "reverted"):
+        Journal(tmp_path).write(Entry(event, "m", "tried", previous="2", candidate="3"))  # type: ignore[arg-type]
+    assert record_watch(tmp_path, "m", "2", BAD, CONFIG).consecutive == 2
+
+
+def test_measurements_of_before_terms_were_written_down_count(tmp_path: Path) -> None:
+    old = {"model": "m", "version": "2", "measured": BAD, "breaches": ["x"], "consecutive": 2}
+    AppendLog(tmp_path / WATCH_LOG).append(old)
+    put_back(tmp_path, "2", "first")
+    assert record_watch(tmp_path, "m", "2", BAD, CONFIG).consecutive == 3
 
 
 def test_drop_is_measured_from_the_first_measurement_of_this_champion(tmp_path: Path) -> None:
