@@ -9,7 +9,7 @@ from tasks.champion import lineage_tags
 from tasks.model_manifest import ModelFiles
 from tasks.night_work import NightWork
 from tasks.promotion import Force, Promotion, promote
-from tasks.registry_errors import PromotionRaced
+from tasks.registry_errors import PromotionError, PromotionRaced
 from tasks.stages import code_version
 from tasks.version_tags import Lineage
 from training.data.snapshot import read_manifest
@@ -52,8 +52,11 @@ def promote_version(night: NightWork, version: str, force: Force | None) -> Prom
             night=night.state.night,
             force=force,
         )
-    except PromotionRaced:
-        night.thaw()
+    except PromotionError as error:
+        if isinstance(error, PromotionRaced):
+            night.thaw()
+        # Killed behind its promotion, and taken down before it went on: the night has noted what holds no more.
+        night.note(promoted=False)
         raise
     night.note(promoted=True)
     return done
