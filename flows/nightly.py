@@ -23,6 +23,7 @@ from flows.stopping import leave_if_embedded
 from tasks.act_runs import GATE, PROMOTE, REGISTER, acting
 from tasks.admission import admit_night
 from tasks.catch_up import catch_up
+from tasks.finish_late import finish_late
 from tasks.headline import headline
 from tasks.home import home_of
 from tasks.judging import read_report, stored_decision
@@ -39,7 +40,6 @@ from tasks.registry_errors import BannedVersion
 from tasks.run_lease import run_lease
 from tasks.site import Site
 from tasks.summary import summarise
-from tasks.tracking import finish_late
 from training.disk import full_disk_in_words
 
 if TYPE_CHECKING:
@@ -92,8 +92,7 @@ def _run(request: NightRequest, config: NightConfig, home: Path) -> State[Any]:
     # 1. Everything that can be refused is refused before any compute.
     site = admit_night(config, home)
     # 2. What dead processes left open is closed.
-    finish_late(site)
-    for sentence in catch_up(NightBook(home)):
+    for sentence in (*finish_late(site).problems, *catch_up(NightBook(home))):
         listener().note(sentence)
     reconciled = reconcile_task(site)
     for sentence in (*reconciled.settled, *reconciled.problems, *reconciled.moved):

@@ -81,9 +81,9 @@ def reconcile_now(
     `adopt`: why the registry is taken as it is; null: it is not.
     """
     from tasks.adoption import adopt as take_as_it_is
+    from tasks.finish_late import finish_late
     from tasks.preflight import check_existing_tracking, check_tracking
     from tasks.reconcile import reconcile
-    from tasks.tracking import finish_late
 
     if adopt is not None and not adopt.strip():
         raise ConfigError("--adopt needs a reason", "add --why TEXT; it goes into the journal")
@@ -91,7 +91,8 @@ def reconcile_now(
     reach = check_existing_tracking if adopt is None else check_tracking
     reach(site.tracking_uri, site.config.reach_timeout_seconds)
     adopted = [] if adopt is None else [take_as_it_is(site, by=user_name(), why=adopt)]
-    late = [f"the run of night {night} was ended late" for night in finish_late(site)]
+    ended = finish_late(site)
+    late = [*(f"the run of night {night} was ended late" for night in ended.nights), *ended.problems]
     done = reconcile(site)
     closed = [f"MLflow run {run} of a dead process was ended as KILLED" for run in done.closed_runs]
     sentences = [*adopted, *late, *done.settled, *closed, *done.problems, *done.moved]

@@ -77,6 +77,12 @@ class NightRun:
         opened._describe(config)
         return opened
 
+    @classmethod
+    def unended(cls, site: Site, night: str) -> NightRun | None:
+        """The runs of a night that was over while MLflow was away; None where nothing is owed."""
+        state = _read_state(site.home, night)
+        return cls(site, night, state) if state is not None and state.ending and not state.ended else None
+
     @property
     def run_id(self) -> str:
         """The parent run."""
@@ -239,6 +245,15 @@ class NightRun:
         self._state.ended = True
         self._save()
 
+    def finish_late(self) -> bool:
+        """`finish` as it was wished for; False, once, where this store does not know the run."""
+        there = run_exists(self.site, self.run_id)
+        if there:
+            self.finish(self._state.ending or "KILLED", self._state.ending_at)
+        self._state.ended = True
+        self._save()
+        return there
+
     def _describe(self, config: NightConfig) -> None:
         from mlflow.entities import Param
 
@@ -268,17 +283,6 @@ class NightRun:
         folder = _folder(self.site.home, self.night)
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / STATE, asdict(self._state))
-
-
-def finish_late(site: Site) -> list[str]:
-    """End the runs of nights that were over while MLflow was away. Called at a start, before reconcile."""
-    finished = []
-    for file in sorted((site.home / "runs").glob(f"*/{STATE}")):
-        state = _read_state(site.home, file.parent.name)
-        if state is not None and state.ending is not None and not state.ended:
-            NightRun(site, file.parent.name, state).finish(state.ending, state.ending_at)
-            finished.append(file.parent.name)
-    return finished
 
 
 def _read_state(home: Path, night: str) -> _State | None:

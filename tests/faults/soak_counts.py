@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tasks.finish_late import finish_late
 from tasks.last_config import site_of
 from tasks.reconcile import reconcile
 from tasks.registry import CHAMPION
-from tasks.tracking import finish_late
 from tasks.version_tags import NIGHT
 from tests.faults.soundness import (
     assert_champion_answers,

@@ -18,6 +18,7 @@ from configs.schema.registry import RegistryConfig
 from tasks.candidate import ServingSettings, fetch_champion, register_candidate
 from tasks.delivery import deliver_metrics
 from tasks.figures import reward_and_kl
+from tasks.finish_late import finish_late
 from tasks.model_manifest import ModelFiles, hashes
 from tasks.promotion import promote
 from tasks.reconcile import reconcile
@@ -25,7 +26,7 @@ from tasks.registry import CHAMPION, PREVIOUS
 from tasks.registry_errors import StoredBytesDiffer, TrackingUnavailable
 from tasks.rollback import rollback
 from tasks.site import Site
-from tasks.tracking import NightRun, finish_late
+from tasks.tracking import NightRun
 from tasks.version_tags import Lineage
 from training.recorder import Recorder
 
@@ -96,7 +97,7 @@ def test_a_night_over_a_server_that_goes_away_and_comes_back(
     start_server(server_folder, port, f"127.0.0.1:{port}")
     assert site.registry.alias(CHAMPION) == second
     assert deliver_metrics(stage, destination, final=True).points == 1
-    assert finish_late(site) == ["n1"]
+    assert finish_late(site).nights == ["n1"]
     assert site.registry.client.get_run(night.run_id).info.status == "FAILED"
     assert rollback(site, why="it is back").restored == first
     assert site.registry.alias(PREVIOUS) is None

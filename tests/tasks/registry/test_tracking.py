@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from configs.schema import NightConfig
+from configs.schema.registry import RegistryConfig
+from tasks.finish_late import FinishedLate, finish_late
 from tasks.night_params import compared_params
+from tasks.night_state import NightBook
 from tasks.reconcile import reconcile
 from tasks.registry_errors import RegistryError, TrackingUnavailable
 from tasks.run_lease import read_lease, run_lease
 from tasks.site import Site
-from tasks.tracking import DatasetRef, NightRun, finish_late
+from tasks.tracking import DatasetRef, NightRun
 
 
 @pytest.fixture
@@ -131,9 +136,65 @@ def test_an_end_that_mlflow_missed_is_made_up_for(
         patch.setattr(site.registry.client, "set_terminated", away)
         with pytest.raises(TrackingUnavailable):
             night.finish("FAILED")
-    assert finish_late(site) == ["n1"]
+    assert finish_late(site).nights == ["n1"]
     assert site.registry.client.get_run(night.run_id).info.status == "FAILED"
-    assert finish_late(site) == []
+    assert finish_late(site) == FinishedLate()
+
+
+def test_a_night_whose_run_is_lost_keeps_no_other_from_its_end(site: Site, config: NightConfig) -> None:
+    """MLflow's database came back from an older backup."""
+    there = NightRun.open(site, "n2", config)
+    for night, run_id in (("n1", "deadbeef" * 4), ("n2", there.run_id)):
+        file = site.home / "runs" / night / "tracking.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        state = {"experiment_id": "1", "run_id": run_id, "ending": "FINISHED", "ending_at": 1.7e9, "ended": False}
+        file.write_text(json.dumps(state))
+    done = finish_late(site)
+    assert done.nights == ["n2"]
+    assert len(done.problems) == 1
+    assert "night n1" in done.problems[0]
+    assert site.registry.client.get_run(there.run_id).info.status == "FINISHED"
+    assert finish_late(site) == FinishedLate(), "told once"
+
+
+def test_a_night_is_ended_in_the_mlflow_that_its_own_config_names(
+    site: Site, config: NightConfig, make_site: Callable[[Path, RegistryConfig], Site], empty_database: Path
+) -> None:
+    """Two chains share a home; the other one's server is away when this one starts."""
+    book = NightBook(site.home)
+    elsewhere = site.home / "other.db"
+    shutil.copy(empty_database, elsewhere)
+    other = make_site(site.home, RegistryConfig(tracking_uri=f"sqlite:///{elsewhere}"))
+    for where, night in ((other, "b-0001"), (other, "b-0002"), (site, "c-0001")):
+        content = config.model_dump(mode="json")
+        content["registry"] |= {"tracking_uri": where.config.tracking_uri}
+        book.folder(night).mkdir(parents=True)
+        book.save_config(night, NightConfig.model_validate(content))
+        run = NightRun.open(where, night, config)
+        run._state.ending, run._state.ending_at = "FINISHED", 1.7e9
+        run._save()
+    assert finish_late(site).nights == ["b-0001", "b-0002", "c-0001"]
+    assert {run.info.status for run in other.registry.client.search_runs(["1"])} == {"FINISHED"}
+
+
+def test_a_server_that_is_away_is_asked_once_and_told(
+    site: Site, config: NightConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def away(*given: object, **named: object) -> None:
+        asked.append(given)
+        raise ConnectionError("away")
+
+    for night in ("n1", "n2"):
+        run = NightRun.open(site, night, config)
+        run._state.ending, run._state.ending_at = "FINISHED", 1.7e9
+        run._save()
+    with monkeypatch.context() as patch:
+        patch.setattr("mlflow.MlflowClient.get_run", away)
+        told = finish_late(site)
+    assert (told.nights, len(told.problems), len(asked)) == ([], 2, 1)
+    assert finish_late(site).nights == ["n1", "n2"], "it is tried again"
 
 
 def test_runs_of_a_dead_night_are_closed_and_others_left_alone(site: Site, config: NightConfig) -> None:
