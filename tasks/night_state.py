@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -159,7 +159,7 @@ class NightBook:
     def nights(self, name: str | None = None) -> list[NightState]:
         """All nights, or those of one chain, oldest first. What cannot be read is left out: see `unreadable`."""
         found = [night for night in map(self._look, self.names()) if isinstance(night, NightState)]
-        return sorted((n for n in found if name in (None, n.name)), key=lambda n: (n.started, n.index))
+        return _oldest_first([night for night in found if name in (None, night.name)])
 
     def unreadable(self) -> list[ContractError]:
         """Nights whose record cannot be read. They hinder no other night, but a person should look at them."""
@@ -183,3 +183,14 @@ class NightBook:
             return self.load(night)
         except ContractError as error:
             return error
+
+
+def _oldest_first(nights: Iterable[NightState]) -> list[NightState]:
+    """A chain's nights by their numbers, which a clock set back does not touch; those of several chains by the clock,
+    where none began later than the next one of its chain."""
+    latest: dict[str, float] = {}
+    dated = []
+    for night in sorted(nights, key=lambda night: night.index, reverse=True):
+        latest[night.name] = min(night.started, latest.get(night.name, night.started))
+        dated.append((latest[night.name], night.index, night))
+    return [night for *_, night in sorted(dated, key=lambda item: item[:2])]

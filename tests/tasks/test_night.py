@@ -18,7 +18,7 @@ from tasks.night import (
     open_night,
     same_snapshot_before,
 )
-from tasks.night_state import NightBook, StageNote
+from tasks.night_state import NightBook, NightState, StageNote
 from training.errors import ContractError, DataError
 
 
@@ -206,3 +206,28 @@ def test_a_night_that_began_since_has_caught_up(book: NightBook) -> None:
 def test_stale_starts() -> None:
     assert is_stale(scheduled=0.0, now=7 * 3600.0, limit_hours=6.0)
     assert not is_stale(scheduled=0.0, now=5 * 3600.0, limit_hours=6.0)
+
+
+def test_a_night_dated_in_the_future_neither_hides_a_killed_one_nor_used_up_data(book: NightBook) -> None:
+    """The clock was three years ahead during the first night."""
+    data, config = FakeSource(partitions=2), config_of()
+    first = opened(open_night(book, config, data.source()))
+    ahead = book.change(first.state, started=first.state.started + 3 * 365 * 86_400.0)
+    finish(book, Opened(ahead, False))
+    second = opened(open_night(book, config, data.source()))
+    again = opened(open_night(book, config, data.source()))
+    assert (again.state.night, again.continued) == (second.state.night, True)
+    finish(book, again)
+    assert isinstance(open_night(book, config, data.source()), NothingToDo)
+    assert [state.index for state in book.nights()] == [1, 2]
+
+
+def test_nights_of_several_chains_follow_the_clock_as_far_as_their_numbers_let_it(book: NightBook) -> None:
+    def save(name: str, index: int, started: float) -> None:
+        fields = {"config_hash": "c", "fingerprint": "f", "started": started}
+        book.save(NightState(night=f"{name}-{index:04d}", index=index, name=name, **fields))
+
+    for name, index, started in (("a", 1, 9e9), ("a", 2, 20.0), ("b", 1, 10.0), ("b", 2, 30.0), ("a", 3, 40.0)):
+        save(name, index, started)
+    told = [state.night for state in book.nights()]
+    assert told == ["b-0001", "a-0001", "a-0002", "b-0002", "a-0003"]
