@@ -90,7 +90,7 @@ def nightly(request: NightRequest) -> State[Any]:
 
 def _run(request: NightRequest, config: NightConfig, home: Path) -> State[Any]:
     # 1. Everything that can be refused is refused before any compute.
-    site = admit_night(config, home)
+    site = admit_night(config, home, request.force)
     # 2. What dead processes left open is closed.
     for sentence in (*finish_late(site).problems, *catch_up(NightBook(home))):
         listener().note(sentence)

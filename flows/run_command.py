@@ -40,7 +40,7 @@ def run_night(config: str, overrides: Sequence[str], *, again: bool, force: bool
 
     def check() -> None:
         check_alone(home, loaded.name)
-        admit_night(loaded, home)
+        admit_night(loaded, home, force)
         with only_night(home, loaded.name, loaded.runtime.turn_wait_minutes * 60.0, listener().note):
             pass  # another chain's night is waited for before there is a second temporary server in this home
 

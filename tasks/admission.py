@@ -6,6 +6,7 @@ from pathlib import Path
 
 from configs.errors import NightjarError
 from configs.schema import NightConfig
+from configs.schema.gates import GatesConfig
 from tasks.agreement import require_agreement, require_kept_database
 from tasks.append_log import AppendLog
 from tasks.last_config import last_config
@@ -15,15 +16,23 @@ from tasks.preflight import check_before, check_existing_tracking, check_trackin
 from tasks.registry import CHAMPION
 from tasks.site import Site
 from tasks.watching import WATCH_LOG, require_limits
+from training.errors import ConfigError
 
 
-def admit_night(config: NightConfig, home: Path) -> Site:
-    """The night's registry, when models, source, home, MLflow and journal are as a night needs them.
+def admit_night(config: NightConfig, home: Path, forced: bool = False) -> Site:
+    """The night's registry, when models, source, home, MLflow, journal and gate are as a night needs them.
 
-    Raises PreflightError telling every problem. Done twice it costs little.
+    `forced`: a person promotes whatever the gate says. Raises PreflightError telling every problem. Done twice it costs
+    little.
     """
     site = Site.open(home, config.registry)
-    check_before(config, home, lambda: check_source(config), lambda: check_registry(site))
+
+    def check_place() -> None:
+        check_registry(site)
+        if not forced:
+            check_first_gate(site, config.gates)
+
+    check_before(config, home, lambda: check_source(config), check_place)
     return site
 
 
@@ -33,6 +42,17 @@ def check_registry(site: Site) -> None:
     check_tracking(site.tracking_uri, site.config.reach_timeout_seconds)
     check_home_in_place(site)
     require_agreement(site)
+
+
+def check_first_gate(site: Site, gates: GatesConfig) -> None:
+    """With no champion to compare with, some blocking rule must hold all the same. Raises ConfigError."""
+    if not gates.hold_without_champion and site.registry.alias(CHAMPION) is None:
+        raise ConfigError(
+            f"gates.rules: every blocking rule compares with the champion, and {site.model} has no champion yet: all "
+            "would be skipped, and the first version could not be promoted",
+            "add a blocking rule that holds without one: a band (min or max), or a comparison with the policy before "
+            "PPO, e.g. {metric: reward, direction: higher, baseline: reference, min_improvement: 0}",
+        )
 
 
 def admit_watch(home: Path, chain: str | None, model: str | None) -> tuple[Site, NightConfig]:

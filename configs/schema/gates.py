@@ -115,6 +115,12 @@ class GateRule(Section):
         return self.max_regression is not None or self.min_improvement is not None
 
     @property
+    def holds_without_champion(self) -> bool:
+        """Whether anything of it is judged on the first version ever; otherwise it is skipped there."""
+        has_band = self.min is not None or self.max is not None
+        return not self.needs_champion and (has_band or self.baseline == "reference")
+
+    @property
     def label(self) -> str:
         """The rule's name in decisions, tags and reports."""
         return self.name or (f"{self.metric}_vs_{self.baseline}" if self.compares else self.metric)
@@ -145,6 +151,11 @@ class GatesConfig(Section):
                 raise ValueError(f"the name {label!r} is taken by the gate's own check of the report; choose another")
             seen.add(label)
         return self
+
+    @property
+    def hold_without_champion(self) -> bool:
+        """Whether a first version could pass: some blocking rule is judged without a champion."""
+        return any(rule.severity == "block" and rule.holds_without_champion for rule in self.rules)
 
     @property
     def confidence_levels(self) -> tuple[float, ...]:

@@ -48,10 +48,13 @@ def law_a_first_version_skips_the_champion_and_nothing_else(run, decide):
             against_champion = rule.needs_champion or (rule.compares and rule.baseline == "champion")
             absolute = not rule.needs_champion and (rule.min is not None or rule.max is not None)
             assert (found.verdict == "SKIPPED") == (against_champion and not absolute)
+            assert (found.verdict == "SKIPPED") == (not rule.holds_without_champion)
             skipped = {check.kind for check in found.checks if check.verdict == "SKIPPED"}
             assert bool(skipped) == against_champion
             if absolute:
                 assert not skipped & {"min", "max"}
+        if not any_rules.hold_without_champion:
+            assert decision.verdict != "PASS"
 
     holds()
 
