@@ -23,8 +23,7 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Crashed
 
-from tasks.locks import holder_of
-from tasks.night_lock import chain_lock
+from tasks.locks import holder_of, night_lock_path
 
 _STARTING_SECONDS = 300.0
 _ENDING_SECONDS = 15.0
@@ -68,4 +67,4 @@ def _age(run: FlowRun) -> float:
 
 def _night_at_work(home: Path, deployment: str) -> bool:
     """A night of this chain, which all its deployments are named after; it may wait for the night of another one."""
-    return holder_of(chain_lock(home, deployment.partition("/")[2])) is not None
+    return holder_of(night_lock_path(home, deployment.partition("/")[2])) is not None

@@ -18,6 +18,7 @@ from flows.stopping import ending_on_signals
 from flows.user_name import user_name
 from tasks.admission import admit_night, admit_watch
 from tasks.home import home_of
+from tasks.measure import ANOTHER_MEASURES
 from tasks.night_lock import ANOTHER_RUNS, NightAtWork, check_alone, only_night
 from tasks.progress import listener, listening
 
@@ -94,8 +95,8 @@ def _started(start: Callable[[], State[Any]]) -> State[Any]:
 
 def _tell(console: Console, state: State[Any]) -> int:
     if state.is_completed():
-        # Somebody else's night has begun since the check above; a scheduled run ends Skipped, people are told.
-        is_busy = (state.message or "").startswith(ANOTHER_RUNS)
+        # Somebody else has begun since the check above; a scheduled run ends Skipped, people are told.
+        is_busy = (state.message or "").startswith((ANOTHER_RUNS, ANOTHER_MEASURES))
         return _busy(state.message or "") if is_busy else DONE
     if state.name in _REFUSALS:
         return REJECTED

@@ -20,7 +20,14 @@ from flows.handover import run_where_it_belongs
 from flows.night_tasks import ACT
 from tasks.admission import admit_watch
 from tasks.launch import StageRun
-from tasks.measure import Measurement, measured, prepare_measurement
+from tasks.measure import (
+    ANOTHER_MEASURES,
+    Measurement,
+    MeasurementAtWork,
+    measured,
+    only_measurement,
+    prepare_measurement,
+)
 from tasks.night_state import NightBook
 from tasks.notify import notify
 from tasks.progress import listener, listening
@@ -29,7 +36,7 @@ from tasks.rollback import rollback
 from tasks.site import Site
 from tasks.watching import WatchState, record_watch
 
-BREACHED = "Breached"
+BREACHED, SKIPPED = "Breached", "Skipped"
 
 
 class WatchRequest(Form):
@@ -43,7 +50,8 @@ class WatchRequest(Form):
 
 @flow(name="watch", persist_result=False, log_prints=False)
 def watch(request: WatchRequest) -> State[Any]:
-    """Measure the champion once. Ends Completed within the limits, `Breached` (failed) otherwise.
+    """Measure the champion once. Ends Completed within the limits, `Breached` (failed) otherwise, `Skipped` (completed)
+    while it is being measured already.
 
     After `watch.patience` breaches in a row the event `nightjar.champion.breached` is emitted where there is a server,
     whose automation runs the rollback; without a server, or without that automation, this flow rolls back itself.
@@ -51,9 +59,11 @@ def watch(request: WatchRequest) -> State[Any]:
     home = Path(request.home)
     try:
         site, config = admit_watch(home, request.chain, request.model)
-        with listening(FlowLog(listener())):
+        with only_measurement(home, site.model), listening(FlowLog(listener())):
             state = _measure(site, config)
             return _act(site, config, state, request)
+    except MeasurementAtWork as busy:
+        return Completed(name=SKIPPED, message=f"{ANOTHER_MEASURES}: {busy.message}")
     except NightjarError as error:
         return Failed(message=str(error))
 

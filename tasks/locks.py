@@ -64,7 +64,26 @@ def holder_of(path: Path) -> str | None:
 
 def model_lock_path(home: Path, model: str) -> Path:
     """Where promotions, rollbacks, reconcile and retention of one model meet."""
-    return home / "locks" / f"{re.sub(r'[^A-Za-z0-9_-]', '_', model)}.lock"
+    return _lock_path(home / "locks", model)
+
+
+def night_lock_path(home: Path, chain: str) -> Path:
+    """Where the starts of one chain meet."""
+    return _lock_path(home / "locks" / "nights", chain)
+
+
+def watch_lock_path(home: Path, model: str) -> Path:
+    """Where the measurements of one model's champion meet."""
+    return _lock_path(home / "locks" / "watches", model)
+
+
+def slug(name: str) -> str:
+    """`name` as the name of a file."""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", name)
+
+
+def _lock_path(folder: Path, name: str) -> Path:
+    return folder / f"{slug(name)}.lock"
 
 
 def _take(descriptor: int, path: Path, purpose: str, deadline: float) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,8 +11,10 @@ from configs.errors import NightjarError
 from configs.schema import NightConfig
 from tasks.champion import freeze_champion
 from tasks.launch_plan import LaunchPlan
+from tasks.locks import held_lock, slug, watch_lock_path
 from tasks.model_store import find_model
 from tasks.night_state import FrozenChampion, NightBook, NightState
+from tasks.registry_errors import LockHeld
 from tasks.site import Site
 from tasks.stages import code_version, function_facts
 from training.contract import FileRef, StageResult, StageSpec, file_ref, read_result
@@ -18,6 +22,12 @@ from training.errors import ContractError
 from training.evaluation.report import read_report
 
 FOLDER = "watch"
+ANOTHER_MEASURES = "another measurement is running"
+_NAME = "measurement-"
+
+
+class MeasurementAtWork(LockHeld):
+    """The champion is being measured already: a second one of the same minutes says nothing about its patience."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +40,43 @@ class Measurement:
     plan: LaunchPlan
 
 
+@contextmanager
+def only_measurement(home: Path, model: str) -> Iterator[None]:
+    """Be the only measurement of this model in this home. Raises MeasurementAtWork at once."""
+    with ExitStack() as alone:
+        try:
+            alone.enter_context(held_lock(watch_lock_path(home, model), f"a measurement of {model}"))
+        except LockHeld as busy:
+            raise MeasurementAtWork(busy.message, busy.hint) from None
+        yield
+
+
+def claim_directory(home: Path) -> tuple[int, Path]:
+    """The next measurement's number and directory, which nobody else gets: models of one home are measured at once."""
+    folder = home / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    taken = (found.name.removeprefix(_NAME) for found in folder.glob(f"{_NAME}*"))
+    number = 1 + max((int(name) for name in taken if name.isdecimal()), default=0)
+    while True:
+        directory = folder / f"{_NAME}{number:05d}"
+        try:
+            directory.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return number, directory
+
+
 def prepare_measurement(site: Site, config: NightConfig, book: NightBook) -> Measurement:
     """The next measurement of the present champion, on the newest snapshot, with fresh sampling.
 
     Raises NightjarError when there is no champion, or what it was judged with is gone.
     """
-    champion = freeze_champion(site, book.home / FOLDER)
+    champion = freeze_champion(site, book.home / FOLDER / slug(site.model))
     if champion is None:
         raise NightjarError(f"{site.model} has no champion yet", "run a night first: nightjar run CONFIG")
-    number = 1 + sum(1 for _ in (book.home / FOLDER).glob("measurement-*"))
+    inputs = _inputs(champion, config, book)
+    number, directory = claim_directory(book.home)
     dumped = config.model_dump(mode="json")
     dumped["evaluation"] |= {"prompts": min(config.watch.prompts, config.evaluation.prompts)}
     spec = StageSpec(
@@ -47,11 +85,10 @@ def prepare_measurement(site: Site, config: NightConfig, book: NightBook) -> Mea
         home=str(book.home),
         seed=(config.seed + number) % 2**31,  # other draws each time, so that chance does not repeat itself
         config={name: dumped[name] for name in ("models", "reward", "evaluation")},
-        inputs=_inputs(champion, config, book),
+        inputs=inputs,
         params={"confidence_levels": [config.evaluation.confidence], **function_facts(config)},
         code_version=code_version(),
     )
-    directory = book.home / FOLDER / f"measurement-{number:05d}"
     return Measurement(champion, spec, directory, LaunchPlan.of(config.runtime, "evaluate"))
 
 

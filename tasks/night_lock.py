@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tasks.locks import LOCK_OPENS, held_lock, holder_of
+from tasks.locks import LOCK_OPENS, held_lock, holder_of, night_lock_path
 from tasks.registry_errors import LockHeld
 
 LOCK = "night.lock"
@@ -38,7 +37,7 @@ def only_night(
 
 def check_alone(home: Path, chain: str) -> None:
     """Raises NightAtWork when this chain has a night right now; nothing is made, and no night is disturbed."""
-    holder = holder_of(chain_lock(home, chain))
+    holder = holder_of(night_lock_path(home, chain))
     if holder is not None:
         raise NightAtWork(f"a night of {chain} cannot start: its lock is held by {holder}", LOCK_OPENS)
 
@@ -48,14 +47,9 @@ def night_at_work(home: Path) -> str | None:
     return holder_of(home / LOCK)
 
 
-def chain_lock(home: Path, chain: str) -> Path:
-    """Where the starts of one chain meet."""
-    return home / "locks" / f"night-{re.sub(r'[^A-Za-z0-9_-]', '_', chain)}.lock"
-
-
 def _of_chain(alone: ExitStack, home: Path, chain: str) -> None:
     try:
-        alone.enter_context(held_lock(chain_lock(home, chain), f"a night of {chain}"))
+        alone.enter_context(held_lock(night_lock_path(home, chain), f"a night of {chain}"))
     except LockHeld as busy:
         raise NightAtWork(busy.message, busy.hint) from None
 

@@ -12,6 +12,7 @@ from configs.errors import NightjarError
 from flows import run_command
 from flows.run_command import BUSY, DONE, run_night, run_watch
 from tasks.last_config import site_of
+from tasks.measure import ANOTHER_MEASURES
 from tasks.night_lock import ANOTHER_RUNS, only_night
 from tasks.night_state import NightBook
 from tasks.registry import CHAMPION
@@ -79,7 +80,8 @@ def test_a_second_night_has_an_exit_code_of_its_own(nights, capsys) -> None:
 
 def test_a_night_that_began_meanwhile_is_busy_and_nothing_to_do_is_not(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr(run_command, "prepare_prefect", lambda home: None)
-    for message, code in ((f"{ANOTHER_RUNS}: pid 7", BUSY), ("no new data since night n-0001", DONE)):
+    busy = [(f"{who}: pid 7", BUSY) for who in (ANOTHER_RUNS, ANOTHER_MEASURES)]
+    for message, code in (*busy, ("no new data since night n-0001", DONE)):
         state = Completed(name="Skipped", message=message)
         assert run_command._run(tmp_path, lambda: None, lambda state=state: state, True) == code
 

@@ -26,6 +26,7 @@ from tasks import admission
 from tasks import rollback as rollback_acts
 from tasks.approval import undecided_night
 from tasks.last_config import site_of
+from tasks.measure import only_measurement
 from tasks.night_state import NightBook
 from tasks.reconcile import Reconciled
 from tasks.registry import CHAMPION, ModelRegistry
@@ -90,6 +91,15 @@ def test_the_watch_measures_the_chain_that_is_named(home: Path, acted_on: list[s
     assert "holds 2 chains" in watch(WatchRequest(home=str(home)), return_state=True).message
     assert watch(WatchRequest(home=str(home), chain="quickstart"), return_state=True).message == "enough seen"
     assert measured == [("quickstart-policy", "quickstart")]
+
+
+def test_a_watch_beside_another_one_of_its_model_measures_nothing(home: Path, acted_on, monkeypatch) -> None:
+    """Both would count against the patience, with measurements of the same minutes."""
+    monkeypatch.setattr(watch_module, "prepare_measurement", None)
+    with only_measurement(home, "chat-policy"):
+        state = watch(WatchRequest(home=str(home), chain="chat"), return_state=True)
+    assert (state.name, state.is_completed()) == ("Skipped", True)
+    assert "another measurement is running" in state.message
 
 
 def test_reconcile_puts_the_named_chain_in_order(home: Path, acted_on: list[str]) -> None:
