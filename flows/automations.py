@@ -114,15 +114,27 @@ def automation_of(reaction: Reaction, deployment_ids: Mapping[str, UUID]) -> Aut
     )
 
 
-def rollback_is_automatic(chain: str) -> bool:
-    """Whether the server that this process talks to holds an enabled automation for the chain's breaches."""
+def rollback_is_automatic(chain: str, model: str) -> bool:
+    """Whether the server that this process talks to has an enabled automation that hears a breach of this very model.
+
+    One that was deployed before the model got another name does not.
+    """
     import httpx
     from prefect import get_client
     from prefect.exceptions import PrefectHTTPStatusError
 
-    name = rollback_reaction(chain, "").name
+    name = rollback_reaction(chain, model).name
     try:
         with get_client(sync_client=True) as client:
-            return any(found.enabled for found in client.read_automations_by_name(name))
+            found = client.read_automations_by_name(name)
     except (httpx.HTTPError, PrefectHTTPStatusError):
         return False
+    return any(automation.enabled and _hears_breach(automation, model) for automation in found)
+
+
+def _hears_breach(automation: AutomationCore, model: str) -> bool:
+    from prefect.events import Resource
+    from prefect.events.schemas.automations import EventTrigger
+
+    trigger, breached = automation.trigger, Resource({"prefect.resource.id": f"nightjar.model.{model}"})
+    return isinstance(trigger, EventTrigger) and BREACHED_EVENT in trigger.expect and trigger.match.matches(breached)

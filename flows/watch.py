@@ -103,7 +103,7 @@ def _take_down(site: Site, config: NightConfig, state: WatchState) -> None:
         whose = {"home": str(site.home), "chain": config.name, "model": site.model}
         payload = {"why": state.why, "version": state.version, **whose}
         emit_event(event=BREACHED_EVENT, resource=resource, payload=payload)
-        if rollback_is_automatic(config.name):
+        if rollback_is_automatic(config.name, site.model):
             return
         listener().note("no automation hears the event on this server (`nightjar deploy` makes it): rolling back here")
     done = rollback(site, why=state.why, away_from=state.version, by="watch")

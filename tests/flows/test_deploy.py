@@ -82,7 +82,7 @@ def test_what_somebody_switched_off_stays_off(client) -> None:
     client._client.patch(f"/deployments/{nightly.id}/schedules/{nightly.schedules[0].id}", json={"active": False})
     rollback = client.read_automations_by_name("nightjar team: breach rolls back")[0]
     client.pause_automation(rollback.id)
-    assert not rollback_is_automatic("team")
+    assert not rollback_is_automatic("team", CHAIN.model)
     told = deploy(CHAIN)
     assert any("switched OFF" in sentence for sentence in told)
     assert [s.active for s in client.read_deployment_by_name("nightly/team").schedules] == [False]
@@ -113,8 +113,9 @@ def test_a_changed_reaction_is_changed_on_the_server(client) -> None:
     assert rollback.trigger.expect == {"nightjar.champion.breached"}
     assert rollback.trigger.match.model_dump() == {"prefect.resource.id": "nightjar.model.team policy"}
     assert rollback.actions[0].deployment_id == client.read_deployment_by_name("rollback/team").id
-    assert rollback_is_automatic("team")
-    assert not rollback_is_automatic("somebody-else")
+    assert rollback_is_automatic("team", CHAIN.model)
+    assert not rollback_is_automatic("team", "renamed since the last deploy"), "nobody would hear it"
+    assert not rollback_is_automatic("somebody-else", CHAIN.model)
 
 
 def test_without_a_gpu_pool_nights_keep_their_stages(client) -> None:

@@ -23,7 +23,7 @@ class World:
         self.events: list[dict] = []
         self.rollbacks: list[dict] = []
         self.told: list[str] = []
-        self.asked: list[str] = []
+        self.asked: list[tuple[str, str]] = []
         self.automatic = True
         monkeypatch.setattr(watch_module, "emit_event", lambda **event: self.events.append(event))
         monkeypatch.setattr(watch_module, "rollback", self.rollback)
@@ -34,8 +34,8 @@ class World:
         self.rollbacks.append(how)
         return Rollback(True, "4", "3", "version 3 is champion again")
 
-    def is_automatic(self, chain: str) -> bool:
-        self.asked.append(chain)
+    def is_automatic(self, chain: str, model: str) -> bool:
+        self.asked.append((chain, model))
         return self.automatic
 
 
@@ -59,7 +59,7 @@ def test_an_automation_that_listens_does_it(world: World) -> None:
     assert event["payload"] == {
         "why": BROKEN.why, "version": "4", "home": "/srv/nightjar", "chain": "team", "model": "team-policy",
     }  # fmt: skip
-    assert (world.rollbacks, world.asked) == ([], ["team"])
+    assert (world.rollbacks, world.asked) == ([], [("team", "team-policy")])
     assert "reward is -3" in world.told[0]
 
 
