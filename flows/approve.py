@@ -18,6 +18,7 @@ from pydantic import Field
 from configs.errors import NightjarError
 from flows.forms import Blocks, Chain, Form, Home
 from flows.night_tasks import ACT, REGISTRY_RETRIES, is_passing
+from flows.signs_of_life import shown_at_work
 from tasks.approval import AnswerTooLate, Undecided, promote_approved, refuse, undecided_night
 from tasks.notify import notify
 from tasks.promotion import Force, Promotion
@@ -59,11 +60,11 @@ def approve(request: ApproveRequest) -> State[Any]:
     late, or nothing to decide.
     """
     try:
-        undecided = undecided_night(Path(request.home), request.night, request.flow_run_id, request.chain)
-        if undecided is None:
-            return Completed(name=KEPT, message="no night waits for a decision; the champion stays")
-        decision = _ask(undecided, request)
-        return _carry_out(undecided, decision, request)
+        with shown_at_work(Path(request.home)):
+            undecided = undecided_night(Path(request.home), request.night, request.flow_run_id, request.chain)
+            if undecided is None:
+                return Completed(name=KEPT, message="no night waits for a decision; the champion stays")
+            return _carry_out(undecided, _ask(undecided, request), request)
     except NightjarError as error:
         notify(request.notify, "Nightjar: the approval failed, the champion stays", str(error))
         return Failed(message=str(error))

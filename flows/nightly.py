@@ -19,6 +19,7 @@ from flows.missed_nights import is_too_old, late_since
 from flows.night_tasks import gate_task, promote_task, reconcile_task, register_task, report_task, stage_task
 from flows.only_shown import only_shown
 from flows.request import NightRequest
+from flows.signs_of_life import shown_at_work
 from flows.stopping import leave_if_embedded
 from tasks.act_runs import GATE, PROMOTE, REGISTER, acting
 from tasks.admission import admit_night
@@ -71,6 +72,7 @@ def nightly(request: NightRequest) -> State[Any]:
             return _skipped(f"this start was due over {request.stale_after_hours:g} hours ago; the next one catches up")
         home = home_of(config)
         with ExitStack() as alone:
+            alone.enter_context(shown_at_work(home, make_home=True))
             try:
                 wait = config.runtime.turn_wait_minutes * 60.0
                 alone.enter_context(only_night(home, config.name, wait, listener().note))

@@ -11,8 +11,9 @@ from pydantic import Field
 
 from configs.errors import NightjarError
 from flows.forms import Blocks, Chain, Form, Home, Model
-from flows.lost_runs import close_lost_nights
+from flows.lost_runs import close_lost_runs
 from flows.night_tasks import reconcile_task
+from flows.signs_of_life import shown_at_work
 from tasks.last_config import site_of
 from tasks.notify import notify
 from tasks.preflight import check_existing_tracking
@@ -27,7 +28,10 @@ class ReconcileRequest(Form):
     model: Model = None
     deployment: Annotated[
         str | None,
-        Field(title="Nights of", description="Deployment of the nights (flow/name) whose dead runs are closed too."),
+        Field(
+            title="Nights of",
+            description="Deployment of the nights (flow/name); dead runs of its chain's deployments are closed.",
+        ),
     ] = None
     occasion: Annotated[
         str, Field(title="Occasion", description="What happened, in words; set by the automation. Empty: the schedule.")
@@ -41,7 +45,16 @@ def reconcile(request: ReconcileRequest) -> State[Any]:
 
     Ends failed when something is left for a person. Tells people when there was an occasion or something to do.
     """
-    lost = close_lost_nights(Path(request.home), request.deployment) if request.deployment else []
+    home = Path(request.home)
+    try:
+        with shown_at_work(home):
+            chain = (request.deployment or "").partition("/")[2]
+            return _put_in_order(request, close_lost_runs(home, chain) if chain else [])
+    except NightjarError as error:
+        return Failed(message=str(error))
+
+
+def _put_in_order(request: ReconcileRequest, lost: list[str]) -> State[Any]:
     try:
         site = site_of(Path(request.home), request.chain, request.model)
         check_existing_tracking(site.tracking_uri, site.config.reach_timeout_seconds)

@@ -12,6 +12,7 @@ from pydantic import Field
 from configs.errors import NightjarError
 from flows.forms import Blocks, Chain, Form, Home, Model
 from flows.night_tasks import ACT, REGISTRY_RETRIES, is_passing
+from flows.signs_of_life import shown_at_work
 from tasks.last_config import site_of
 from tasks.notify import notify
 from tasks.preflight import check_existing_tracking
@@ -55,9 +56,10 @@ def rollback(request: RollbackRequest) -> State[Any]:
     there is nothing sound to go back to.
     """
     try:
-        site = site_of(Path(request.home), request.chain, request.model)
-        check_existing_tracking(site.tracking_uri, site.config.reach_timeout_seconds)
-        done = rollback_task(site, request)
+        with shown_at_work(Path(request.home)):
+            site = site_of(Path(request.home), request.chain, request.model)
+            check_existing_tracking(site.tracking_uri, site.config.reach_timeout_seconds)
+            done = rollback_task(site, request)
     except NightjarError as error:
         notify(request.notify, "Nightjar: rollback failed, the champion stays", f"{request.why}\n\n{error}")
         return Failed(message=str(error))

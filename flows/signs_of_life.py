@@ -1,4 +1,4 @@
-"""How a night and the run it handed a stage to know of each other's life, on a disk that both see.
+"""How flow runs show that they live, on a disk that all see: a night and the run it handed a stage to, and any to all.
 
 Prefect's states cannot be relied on for that: a run whose worker was killed stays Running for ever, and a child does
 not hear of a parent that was killed. Each side touches a file of its own and looks whether the other's still changes.
@@ -17,7 +17,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from prefect.runtime import flow_run
+
 from tasks.lease import renewed_lease
+from tasks.locks import held_lock, run_lock_path
 from training.contract import LEASE
 
 log = logging.getLogger(__name__)
@@ -65,6 +68,25 @@ class Pulse:
             return self._file.stat().st_mtime_ns
         except OSError:  # gone, or the disk does not answer: no sign of life
             return None
+
+
+@contextmanager
+def shown_at_work(home: Path, make_home: bool = False) -> Iterator[None]:
+    """Hold a lock of this flow run's own while the block runs: reconcile tells by it a run whose process is gone.
+
+    Where there is no home most runs have nothing to do; then nothing is made, except by one that is to `make_home`.
+    Raises LockUnusable when the home cannot be written.
+    """
+    run = flow_run.id
+    if not run or not (make_home or home.is_dir()):
+        yield
+        return
+    file = run_lock_path(home, str(run))
+    with held_lock(file, f"flow run {run}"):
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from configs.schema.runtime import RuntimeConfig
 from flows.flow_log import FlowLog
 from flows.forms import Form
 from flows.night_tasks import ACT
-from flows.signs_of_life import Handover, ending_with_the_night
+from flows.signs_of_life import Handover, ending_with_the_night, shown_at_work
 from tasks.launch import StageRun, run_stage
 from tasks.launch_plan import LaunchPlan
 from tasks.progress import listener, listening
@@ -65,6 +65,7 @@ def train(request: TrainRequest) -> State[Any]:
         spec = read_spec(handover.folder if handover else Path(request.directory))
         plan = LaunchPlan.of(request.runtime, spec.stage)
         with (
+            shown_at_work(Path(spec.home)),
             listening(FlowLog(listener())),
             ending_with_the_night(handover, plan.lease),
             full_disk_in_words(Path(request.directory)),

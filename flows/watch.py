@@ -18,6 +18,7 @@ from flows.flow_log import FlowLog
 from flows.forms import Blocks, Chain, Form, Home, Model
 from flows.handover import run_where_it_belongs
 from flows.night_tasks import ACT
+from flows.signs_of_life import shown_at_work
 from tasks.admission import admit_watch
 from tasks.launch import StageRun
 from tasks.measure import (
@@ -58,10 +59,10 @@ def watch(request: WatchRequest) -> State[Any]:
     """
     home = Path(request.home)
     try:
-        site, config = admit_watch(home, request.chain, request.model)
-        with only_measurement(home, site.model), listening(FlowLog(listener())):
-            state = _measure(site, config)
-            return _act(site, config, state, request)
+        with shown_at_work(home), listening(FlowLog(listener())):
+            site, config = admit_watch(home, request.chain, request.model)
+            with only_measurement(home, site.model):
+                return _act(site, config, _measure(site, config), request)
     except MeasurementAtWork as busy:
         return Completed(name=SKIPPED, message=f"{ANOTHER_MEASURES}: {busy.message}")
     except NightjarError as error:

@@ -77,6 +77,11 @@ def watch_lock_path(home: Path, model: str) -> Path:
     return _lock_path(home / "locks" / "watches", model)
 
 
+def run_lock_path(home: Path, run: str) -> Path:
+    """By what a Prefect flow run shows that its process is alive; one that is gone holds nothing."""
+    return _lock_path(home / "locks" / "flow-runs", run)
+
+
 def slug(name: str) -> str:
     """`name` as the name of a file."""
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)

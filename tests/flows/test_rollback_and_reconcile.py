@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import uuid
 from pathlib import Path
 
 import pytest
-from prefect import get_client
-from prefect.states import Completed, Pending, Running
 
 from flows import reconcile as reconcile_module
 from flows import rollback as rollback_module
-from flows.deploy import deploy
-from flows.deployments import Chain
-from flows.lost_runs import close_lost_nights
 from flows.reconcile import ReconcileRequest, reconcile
 from flows.rollback import RollbackRequest, rollback
-from tasks.night_lock import only_night
 from tasks.reconcile import Reconciled
 from tasks.registry_errors import RollbackRefused, TrackingUnavailable
 from tasks.rollback import Rollback
@@ -154,36 +147,3 @@ def test_what_needs_a_person_fails(monkeypatch, told, done) -> None:
     state = put_in_order(monkeypatch, done)
     assert state.is_failed()
     assert told[0][1] == "Nightjar: /h needs a person"
-
-
-@pytest.fixture
-def running(tmp_path):
-    """A Running run of a chain's nights without a process."""
-    chain = Chain(f"lost-{uuid.uuid4().hex[:8]}", "p", config="/c.yaml", home=str(tmp_path), gpu_pool=False)
-    deploy(chain)
-    with get_client(sync_client=True) as client:
-        nightly = client.read_deployment_by_name(f"nightly/{chain.name}")
-        run = client.create_flow_run_from_deployment(nightly.id)
-        for state in (Pending(), Running()):
-            client.set_flow_run_state(run.id, state, force=True)
-        yield client, chain.name, run.id
-
-
-def test_a_night_without_a_process_is_called_crashed(running, tmp_path) -> None:
-    client, name, run_id = running
-    assert close_lost_nights(tmp_path, f"nightly/{name}") == [], "it may be on its way to the lock"
-    with only_night(tmp_path, name):
-        assert close_lost_nights(tmp_path, f"nightly/{name}", 0.0, 0.0) == [], "a night is at work"
-    assert client.read_flow_run(run_id).state.is_running()
-    (sentence,) = close_lost_nights(tmp_path, f"nightly/{name}", 0.0, 0.0)
-    assert "called crashed" in sentence
-    assert client.read_flow_run(run_id).state.is_crashed()
-    assert close_lost_nights(tmp_path, f"nightly/{name}", 0.0, 0.0) == []
-
-
-def test_runs_that_ended_and_other_deployments_are_left_alone(running, tmp_path) -> None:
-    client, name, run_id = running
-    assert close_lost_nights(tmp_path, "nightly/somebody-else", 0.0, 0.0) == []
-    client.set_flow_run_state(run_id, Completed(), force=True)
-    assert close_lost_nights(tmp_path, f"nightly/{name}", 0.0, 0.0) == []
-    assert client.read_flow_run(run_id).state.is_completed()

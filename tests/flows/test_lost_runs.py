@@ -1,0 +1,94 @@
+"""Runs that Prefect believes to go on although nobody is at them, on a real server."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prefect import get_client
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.states import Completed, Paused, Pending, Running, State
+
+from flows import signs_of_life
+from flows.deploy import deploy
+from flows.deployments import Chain
+from flows.lost_runs import close_lost_runs
+from flows.reconcile import ReconcileRequest, reconcile
+from flows.signs_of_life import shown_at_work
+from tasks.locks import held_lock, holder_of, run_lock_path
+
+WATCHED = ("nightly", "train", "watch", "approve", "rollback", "reconcile")
+
+
+class Server:
+    """A chain of its own, and runs of its deployments that no process has."""
+
+    def __init__(self, client: SyncPrefectClient, home: Path) -> None:
+        self.client = client
+        self.chain = f"lost-{uuid.uuid4().hex[:8]}"
+        deploy(Chain(self.chain, "p", config="/c.yaml", home=str(home)))
+
+    def run_of(self, flow: str, *states: State) -> uuid.UUID:
+        deployment = self.client.read_deployment_by_name(f"{flow}/{self.chain}")
+        wanted = {"request": {"directory": "/h/runs/n/ppo"}} if flow == "train" else {}
+        run = self.client.create_flow_run_from_deployment(deployment.id, parameters=wanted)
+        for state in (Pending(), Running(), *states):
+            self.client.set_flow_run_state(run.id, state, force=True)
+        return run.id
+
+    def state_of(self, run: uuid.UUID) -> State:
+        state = self.client.read_flow_run(run).state
+        assert state is not None
+        return state
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with get_client(sync_client=True) as client:
+        made = Server(client, tmp_path)
+        yield made
+        for flow in WATCHED:  # with the automations that they own: other tests count what stands on this server
+            client.delete_deployment(client.read_deployment_by_name(f"{flow}/{made.chain}").id)
+
+
+def test_every_kind_of_run_without_a_process_is_called_crashed(server: Server, tmp_path: Path) -> None:
+    """A train run holds the only slot of the GPU pool, and the next night would wait for it for a day."""
+    runs = [server.run_of(flow) for flow in WATCHED]
+    runs.append(server.run_of("approve", Paused(timeout_seconds=3600)))
+    assert close_lost_runs(tmp_path, server.chain) == [], "they may be on their way to their locks"
+    told = close_lost_runs(tmp_path, server.chain, 0.0, 0.0)
+    assert len(told) == len(runs)
+    assert all("called crashed" in sentence for sentence in told)
+    assert all(server.state_of(run).is_crashed() for run in runs)
+    assert close_lost_runs(tmp_path, server.chain, 0.0, 0.0) == []
+
+
+def test_runs_that_are_at_work_that_ended_and_of_other_chains_are_left_alone(server: Server, tmp_path: Path) -> None:
+    at_work, lost, done = server.run_of("train"), server.run_of("train"), server.run_of("watch", Completed())
+    with held_lock(run_lock_path(tmp_path, str(at_work)), "a stage"):
+        assert close_lost_runs(tmp_path, "somebody-else", 0.0, 0.0) == []
+        (told,) = close_lost_runs(tmp_path, server.chain, 0.0, 0.0)
+    assert server.client.read_flow_run(lost).name in told
+    assert [server.state_of(run).is_running() for run in (at_work, lost)] == [True, False]
+    assert server.state_of(done).is_completed()
+
+
+def test_reconcile_closes_them_and_not_itself(server: Server, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(close_lost_runs, "__defaults__", (0.0, 0.0))
+    lost = server.run_of("watch")
+    request = ReconcileRequest(home=str(tmp_path), chain=server.chain, deployment=f"nightly/{server.chain}")
+    state = reconcile(request, return_state=True)
+    assert state.is_failed(), "this home has seen no night"
+    assert server.state_of(lost).is_crashed()
+
+
+def test_a_run_shows_itself_as_long_as_it_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signs_of_life, "flow_run", type("Run", (), {"id": "7"}))
+    file = run_lock_path(tmp_path, "7")
+    with shown_at_work(tmp_path):
+        assert holder_of(file) is not None
+    assert not file.exists()
+    with shown_at_work(tmp_path / "no-such-home"):
+        assert not (tmp_path / "no-such-home").exists()
