@@ -174,7 +174,8 @@ class PPOConfig(Section):
     max_approx_kl: Positive | None = 0.1
     """End the round early when the mean approximate KL to the round's old policy exceeds this; null turns it off."""
     ema_decay: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
-    """Exponential moving average of the policy, which is then what is saved; null turns it off."""
+    """Exponential moving average of the policy, which is then what is chosen by and saved; null turns it off. Guards
+    and the KL controller see the current policy; the average's own looks are recorded as ema/kl_ref and so on."""
     checkpoint_every: Steps = 50
     """Optimiser steps between two checkpoints inside a round; one more at each round's end."""
     select_best: bool = True

@@ -23,12 +23,13 @@ from training.checkpoint import CheckpointFolder
 from training.context import StageContext
 from training.errors import StageError
 from training.guards import GuardMonitor
+from training.ppo.onlooker import SCORE, Onlooker
 from training.ppo.probe import Probe, Prober, selection_score
 from training.ppo.reactions import GuardReactions, RolledBack
 from training.ppo.rollout import RolloutWorker
 from training.ppo.rounds import RATIO_TOLERANCE, RoundMaker, minibatch_rows
 from training.ppo.shaping import Share, clipped_share
-from training.ppo.state import AveragedPolicy, PPOState, update_ema
+from training.ppo.state import PPOState, update_ema
 from training.ppo.update import Updater, UpdateSettings
 from training.scoring import FunctionScorer
 from training.seeding import torch_generator
@@ -58,6 +59,7 @@ class PPOLoop:
         self.parts, self.ppo, self.replay, self.guards, self.context = parts, ppo, replay, guards, context
         self.checkpoint_every = checkpoint_every
         self.reactions = GuardReactions(parts.state, parts.guards, parts.good, ppo, context.recorder)
+        self.onlooker = Onlooker(parts.state, parts.prober, ppo, guards)
         self.round_metrics: dict[str, float] = {}
         self.round_samples: dict[str, int] = {}  # read at a round's first step, before which there is no checkpoint
 
@@ -138,7 +140,7 @@ class PPOLoop:
             update_ema(self.state.ema, self.state.policy, self.ppo.ema_decay)
         if not metrics["applied"]:
             self.context.recorder.event("step_not_applied", step=cursor.step, reason="loss or gradient not finite")
-        metrics |= {"kl_coef": self.state.kl.kl_coef} | self._due_looks()
+        metrics |= {"kl_coef": self.state.kl.kl_coef} | self.onlooker.within_round(cursor.step)
         of_the_round = metrics | self.round_metrics
         self.context.recorder.record(cursor.step, of_the_round)
         self._show(of_the_round)
@@ -150,15 +152,6 @@ class PPOLoop:
             self.parts.maker.refresh(self.state.batch)
         if cursor.step % self.checkpoint_every == 0:
             self._save(self.parts.checkpoints)
-
-    def _due_looks(self) -> dict[str, float]:
-        step = self.state.cursor.step
-        found: dict[str, float] = {}
-        if step % self.guards.kl_probe_steps == 0:
-            found |= self.parts.prober.measure(self.guards.kl_probe_prompts).metrics()
-        if step % self.guards.perplexity_steps == 0:
-            found |= self.parts.prober.perplexity()
-        return found
 
     def _moved_too_far(self, metrics: dict[str, float]) -> bool:
         limit = self.ppo.max_approx_kl
@@ -190,9 +183,9 @@ class PPOLoop:
         self.context.recorder.rewind(0)
         self._tell_refused()
         self.state.sampler.add(self.state.pool.num_stored)
-        probe = self.parts.prober.measure(self._probe_size())
+        probe, found = self.onlooker.before()
         clipped = self._clipped_before(probe)
-        metrics = probe.metrics() | {"reward_clip_frac": clipped.value} | self.parts.prober.perplexity()
+        metrics = found | {"reward_clip_frac": clipped.value}
         self.parts.guards.set_baseline(metrics, {"reward_clip_frac": clipped.answers})
         self.context.recorder.record(0, metrics)
         self._keep_if_best(selection_score(probe, self.ppo), metrics)
@@ -207,9 +200,6 @@ class PPOLoop:
             return max(found, maker.clipped_stored())
         return found
 
-    def _probe_size(self) -> int:
-        return self.ppo.selection_prompts if self.ppo.select_best else self.guards.kl_probe_prompts
-
     def _end_round(self) -> None:
         cursor = self.state.cursor
         trained = cursor.round >= self.ppo.critic_warmup_rounds
@@ -218,22 +208,14 @@ class PPOLoop:
         if not trained:
             self._save_good()
             return
-        with self._averaged():
-            probe = self.parts.prober.measure(self._probe_size())
-            metrics = probe.metrics()
-            if cursor.round == self.ppo.rounds:
-                metrics |= self.parts.prober.perplexity()
-        metrics["selection_score"] = selection_score(probe, self.ppo)
-        self.context.recorder.record(cursor.step, metrics)
-        self.reactions.act(self.parts.guards.observe(cursor.step, metrics), round_is_over=True)
-        if math.isfinite(probe.kl_ref):
-            self.state.kl.update(probe.kl_ref, self.ppo.train_batch_size)
-        with self._averaged():
-            self._keep_if_best(metrics["selection_score"], metrics)
+        seen = self.onlooker.after_round(is_last=cursor.round == self.ppo.rounds)
+        self.context.recorder.record(cursor.step, seen.recorded)
+        self.reactions.act(self.parts.guards.observe(cursor.step, seen.current), round_is_over=True)
+        if math.isfinite(seen.current["kl_ref"]):
+            self.state.kl.update(seen.current["kl_ref"], self.ppo.train_batch_size)
+        with self.onlooker.averaged():
+            self._keep_if_best(seen.handed_on[SCORE], seen.handed_on)
         self._save_good()
-
-    def _averaged(self) -> AveragedPolicy:
-        return AveragedPolicy(self.state, enabled=self.ppo.ema_decay is not None)
 
     def _keep_if_best(self, score: float, metrics: dict[str, float]) -> None:
         if not self.ppo.select_best or (math.isfinite(score) and score > self.state.best.score):

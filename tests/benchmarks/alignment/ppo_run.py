@@ -74,7 +74,7 @@ class MeasuredLoop(PPOLoop):
     def _after_round(self) -> None:
         found, seconds = self.measurement, self.measurement.clock.seconds
         if seconds - found.points[-1].seconds >= found.every and self.state.cursor.applied:
-            with self._averaged():
+            with self.onlooker.averaged():
                 self.looks[self.state.cursor.round] = self._look(None)
             found.points.append(self.looks[self.state.cursor.round])
         if seconds >= found.budget:

@@ -236,6 +236,46 @@ def test_training_goes_on_from_the_policy_not_from_its_average(build_loop: Build
     assert losses[0][4:] == losses[1][4:]
 
 
+def test_beside_an_average_guards_and_controller_see_the_current_policy(build_loop: BuildLoop):
+    """The average is looked at for itself, under its own names: it is what is handed on, and what is chosen by."""
+    control = KLControlConfig(kl_coef=0.05, target_kl=0.005, horizon=100)
+    changes = {"ema_decay": 0.999, "actor_lr": 1e-2, "kl_ctrl": control, "rounds": 4}
+    loop = build_loop(ppo=PPO.model_copy(update=changes))
+    policy, prober, coefs = loop.state.policy, loop.parts.prober, []
+    ends, judged, observe, update = [], [], loop.parts.guards.observe, loop.state.kl.update
+    end = loop._end_round
+
+    def ended() -> None:
+        ema = {name: tensor.clone() for name, tensor in loop.state.ema.items()}
+        ends.append((loop.state.cursor.step, policy.tensors(), ema))
+        judged.clear()
+        end()
+        if ends[-1][0] > 4:
+            ends[-1] += (judged[-1], coefs[-1])
+
+    loop.parts.guards.observe = lambda step, metrics, *rest: (judged.append(dict(metrics)), observe(step, metrics))[1]
+    loop.state.kl.update = lambda kl, n: (coefs.append(kl), update(kl, n))
+    loop._end_round = ended
+    loop.run()
+    told = {line["step"]: line for line in lines(loop) if "selection_score" in line}
+    scores = {}
+    for step, current, ema, metrics, controlled in ends[1:]:
+        policy.load_tensors(current)
+        now = prober.measure(loop.ppo.selection_prompts)
+        policy.load_tensors(ema)
+        average = prober.measure(loop.ppo.selection_prompts)
+        assert now.kl_ref > 1.5 * average.kl_ref, "the two differ"
+        assert told[step]["kl_ref"] == metrics["kl_ref"] == controlled == now.kl_ref
+        assert told[step]["ema/kl_ref"] == average.kl_ref
+        assert told[step]["selection_score"] == selection_score(average, loop.ppo)
+        scores[step] = told[step]["selection_score"]
+    best = events(loop, "best_round")[-1]
+    if best["round"] > 0:
+        assert best["score"] == max(scores.values())
+        assert loop.state.best.probe["kl_ref"] == told[4 * best["round"]]["ema/kl_ref"]
+    assert told[16]["ema/perplexity"] != told[16]["perplexity"]
+
+
 def test_a_run_that_applied_no_policy_step_fails(build_loop: BuildLoop):
     """The critic's steps do not count."""
     loop = build_loop()
