@@ -50,12 +50,13 @@ SLICE_DIMENSIONS = ("source", "category", "length")
 LENGTH_SLICES = ("short", "medium", "long")
 
 STEP_METRICS = (
-    "loss", "policy_loss", "actor_loss", "value_loss", "approx_kl", "clip_frac", "clip_frac_lower", "value_clip_frac",
-    "entropy", "ratio_mean", "ratio_gap", "kl_ref_offpolicy", "grad_norm", "critic_grad_norm", "learning_rate",
-    "critic_learning_rate", "explained_variance", "tokens_per_second", "applied", "kl_coef", "reward_mean",
-    "reward_raw_mean", "reward_clip_frac", "reward_kl", "advantage_variance", "kl_behavior", "kl_behavior_estimated",
-    "fresh_share", "value_mean", "effective_sample_fraction", "importance_weight_mean", "kl_ref", "kl_ref_sequence",
-    "heldout_reward", "response_length", "response_length/mean", "response_length/max", "eos_rate", "perplexity",
+    "loss", "policy_loss", "actor_loss", "value_loss", "approx_kl", "clip_frac", "clip_frac_lower",
+    "value_clip_frac", "entropy", "ratio_mean", "ratio_gap", "ratio_gap_max", "kl_ref_offpolicy", "grad_norm",
+    "critic_grad_norm", "learning_rate", "critic_learning_rate", "explained_variance", "tokens_per_second",
+    "applied", "kl_coef", "reward_mean", "reward_raw_mean", "reward_clip_frac", "reward_kl", "advantage_variance",
+    "kl_behavior", "kl_behavior_estimated", "fresh_share", "value_mean", "effective_sample_fraction",
+    "importance_weight_mean", "kl_ref", "kl_ref_sequence", "heldout_reward", "response_length",
+    "response_length/mean", "response_length/max", "eos_rate", "perplexity",
 )  # fmt: skip
 """What PPO records at some step: what guards may watch."""
 BASELINE_METRICS = (

@@ -20,8 +20,6 @@ from training.replay.importance import importance_weights
 from training.replay.prioritized import PrioritizedSampler
 from training.seeding import torch_generator
 
-RATIO_TOLERANCE = 1e-4
-
 
 @dataclass(frozen=True)
 class Choice:

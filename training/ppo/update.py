@@ -12,6 +12,7 @@ import torch
 
 from configs.schema.ppo import PPOConfig
 from training.engine import Engine, StepReport
+from training.errors import StageError
 from training.metrics import Mean, MeanTable
 from training.models.batching import microbatches
 from training.models.layout import Layout, build_layout, group_sizes
@@ -32,6 +33,8 @@ class UpdateSettings:
     clip_ratio_low: float
     clip_ratio_high: float
     train_policy: bool = True
+    first_of_round: int | None = None
+    """The round whose first minibatch this is: the policy has not moved yet, so that every ratio must be 1."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,12 @@ class MiniBatch:
     def num_sequences(self) -> int:
         """Answers."""
         return len(self.rows)
+
+
+MEAN_GAP, LARGEST_GAP, LARGEST_GAP_HALF = 1e-4, 1e-5, 1e-2
+"""Of |ratio - 1| in a round's first minibatch: the mean over tokens, the largest one in float32 and in narrower types.
+Old pass and update read the same layout in the same mode, and on the CPU every token's is 0.0. The room left is that of
+a log-prob's last bits, and in narrower types that of kernels which differ between passes with and without gradients."""
 
 
 class Updater:
@@ -76,13 +85,14 @@ class Updater:
     def step(self, batch: MiniBatch, data: RoundBatch, settings: UpdateSettings) -> dict[str, float]:
         """Update actor (unless it is warming up) and critic; returns the step's metrics."""
         started = time.perf_counter()
-        table, fit = MeanTable(), None
+        table, fit, gap = MeanTable(), None, 0.0
         pieces = self.microbatches(batch)
         for turn in self.world.turns(pieces):
             layout = self.layout([batch.experiences[i] for i in turn.items])
             rows = torch.tensor([batch.rows[i] for i in turn.items])
             if settings.train_policy:
-                means = self._actor_pass(layout, rows, data, batch, settings, turn)
+                means, off = self._actor_pass(layout, rows, data, batch, settings, turn)
+                gap = max(gap, off)
             else:  # the policy stands still, so what it says now is what it said at the round's start
                 old = data.old_log_probs[rows, : layout.response_mask.shape[1]].to(self.actors.device)
                 means = self._drift(old, rows, data, layout.response_mask, batch)
@@ -91,6 +101,9 @@ class Updater:
                 table.add(means | critic_means)
                 fit = part if fit is None else fit.merge(part)
         metrics = table.reduce(self.world)
+        if settings.train_policy:
+            metrics["ratio_gap_max"] = max(self.world.gather(gap))
+            self._demand_ratio_one(metrics, settings.first_of_round)
         metrics |= self._apply(metrics, settings)
         ranks = self.world.gather([_plain(fit), time.perf_counter() - started])
         fits = [ValueFit(*map(torch.tensor, plain)) for plain, _ in ranks if plain is not None]
@@ -102,7 +115,7 @@ class Updater:
     def _actor_pass(
         self, layout: Layout, rows: torch.Tensor, data: RoundBatch, batch: MiniBatch, settings: UpdateSettings,
         turn: Turn,
-    ) -> dict[str, Mean]:  # fmt: skip
+    ) -> tuple[dict[str, Mean], float]:  # fmt: skip
         ppo, mask, width = self.ppo, layout.response_mask, layout.response_mask.shape[1]
 
         def piece(tensor: torch.Tensor) -> torch.Tensor:
@@ -129,17 +142,20 @@ class Updater:
     def _actor_metrics(
         self, found: PolicyLoss, loss: torch.Tensor, log_probs: torch.Tensor, entropy: torch.Tensor, rows: torch.Tensor,
         data: RoundBatch, mask: torch.Tensor, batch: MiniBatch,
-    ) -> dict[str, Mean]:  # fmt: skip
+    ) -> tuple[dict[str, Mean], float]:  # fmt: skip
+        """Means over tokens, and the largest |ratio - 1| of one."""
         share = share_of(mask, batch)
         old = data.old_log_probs[rows, : mask.shape[1]].to(mask.device)
         ratio = torch.exp((log_probs - old).clamp(-20, 20))
-        return {
+        gaps = torch.where(mask, (ratio - 1).abs(), 0.0)
+        means = {
             "policy_loss": Mean(float(found.loss.detach()), share), "actor_loss": Mean(float(loss.detach()), share),
             "clip_frac": Mean(float(found.clip_frac), share),
             "clip_frac_lower": Mean(float(found.clip_frac_lower), share),
             "approx_kl": Mean(float(found.approx_kl), share), "entropy": token_mean(entropy, mask, batch),
-            "ratio_mean": token_mean(ratio, mask, batch), "ratio_gap": token_mean((ratio - 1).abs(), mask, batch),
-        } | self._drift(log_probs, rows, data, mask, batch)  # fmt: skip
+            "ratio_mean": token_mean(ratio, mask, batch), "ratio_gap": token_mean(gaps, mask, batch),
+        }  # fmt: skip
+        return means | self._drift(log_probs, rows, data, mask, batch), float(gaps.max())
 
     def _drift(
         self, log_probs: torch.Tensor, rows: torch.Tensor, data: RoundBatch, mask: torch.Tensor, batch: MiniBatch
@@ -167,6 +183,17 @@ class Updater:
             "value_clip_frac": Mean(float(found.clip_frac), share),
         }  # fmt: skip
         return means, value_fit(values.detach(), returns, mask)
+
+    def _demand_ratio_one(self, metrics: dict[str, float], first_of_round: int | None) -> None:
+        """Before anything is learnt from the minibatch. What is not finite is the business of whoever applies."""
+        wide = self.actors.policy.backbone.base.dtype == torch.float32
+        largest = LARGEST_GAP if wide else LARGEST_GAP_HALF
+        wrong = metrics["ratio_gap"] > MEAN_GAP or metrics["ratio_gap_max"] > largest
+        if first_of_round is not None and wrong:
+            raise StageError(
+                f"ppo: the first minibatch of round {first_of_round} has ratio {metrics['ratio_mean']}, not 1 (off by "
+                f"up to {metrics['ratio_gap_max']:.2e} at a token, by {metrics['ratio_gap']:.2e} on average)"
+            )
 
     def _apply(self, metrics: dict[str, float], settings: UpdateSettings) -> dict[str, float]:
         finite = math.isfinite(metrics["value_loss"]) and math.isfinite(metrics.get("actor_loss", 0.0))

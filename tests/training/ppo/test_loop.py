@@ -58,7 +58,7 @@ def test_the_first_step_of_a_round_has_ratio_one(build_loop: BuildLoop):
     ratios = [line["ratio_mean"] for line in steps(loop) if "ratio_mean" in line]
     assert ratios[0] == pytest.approx(1.0, abs=1e-9)
     assert ratios[4] == pytest.approx(1.0, abs=1e-9)
-    gaps = [line["ratio_gap"] for line in steps(loop) if "ratio_gap" in line]
+    gaps = [line["ratio_gap_max"] for line in steps(loop) if "ratio_gap_max" in line]
     assert gaps[0] == gaps[4] == 0.0, "exactly, token by token"
     assert all(abs(ratio - 1) > 1e-6 for ratio in ratios[1:4])
 
@@ -90,9 +90,26 @@ def test_ratios_that_are_one_on_average_only_end_the_run(build_loop: BuildLoop):
 
     loop.parts.maker.make = spoilt
     with pytest.raises(
-        StageError, match=r"first minibatch of round 1 has ratio (1\.|0\.99).*off by [0-9.]+e-0\d a token"
+        StageError, match=r"first minibatch of round 1 has ratio (1\.|0\.99).*off by up to [0-9.]+e-0\d at a token"
     ):
         loop.run()
+
+
+def test_one_token_that_is_off_ends_the_run_before_anything_is_learnt_from_it(build_loop: BuildLoop):
+    loop = build_loop()
+    make = loop.parts.maker.make
+
+    def spoilt(choice: Any, order: list[int], kl_coef: float) -> Any:
+        batch, metrics = make(choice, order, kl_coef)
+        batch.old_log_probs[order[0], 0] -= math.log(1.008)
+        return batch, metrics
+
+    loop.parts.maker.make = spoilt
+    policy = loop.state.policy.tensors()
+    with pytest.raises(StageError, match=r"first minibatch of round 1(.|\n)*off by up to 8\.0\de-03"):
+        loop.run()
+    assert all(torch.equal(t, policy[n]) for n, t in loop.state.policy.tensors().items())
+    assert loop.state.critic_engine.steps_done == 4, "neither network takes the step"
 
 
 def test_what_guards_may_watch_is_what_is_measured(build_loop: BuildLoop):

@@ -108,6 +108,7 @@ def test_a_steps_metrics_are_those_of_the_objectives(build_loop: BuildLoop):
         "policy_loss": policy.loss, "clip_frac": policy.clip_frac, "clip_frac_lower": policy.clip_frac_lower,
         "approx_kl": policy.approx_kl, "value_loss": value.loss, "value_clip_frac": value.clip_frac,
         "entropy": entropy[mask].mean(), "ratio_mean": ratio.mean(), "ratio_gap": (ratio - 1).abs().mean(),
+        "ratio_gap_max": (ratio - 1).abs().max(),
         "actor_loss": policy.loss + 0.5 * kl_loss - 0.1 * entropy[mask].mean(),
         "explained_variance": value_fit(values, data["returns"], mask).explained_variance(),
     }  # fmt: skip
@@ -123,7 +124,7 @@ def test_the_first_minibatch_has_ratio_exactly_one(build_loop: BuildLoop):
         loop = opened(build_loop, f"budget-{budget}", ppo_max_token_len=budget)
         rows = loop._plan(0, len(loop.state.batch.indices))[0]
         metrics = loop.parts.updater.step(minibatch(loop, rows), loop.state.batch, TRAIN)
-        assert metrics["ratio_gap"] == 0.0
+        assert metrics["ratio_gap_max"] == 0.0
         assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-12)
         assert (metrics["approx_kl"], metrics["clip_frac"], metrics["clip_frac_lower"]) == (0.0, 0.0, 0.0)
 
@@ -149,7 +150,7 @@ def test_warming_up_the_critic_leaves_the_policy_alone(build_loop: BuildLoop):
     assert not torch.equal(loop.state.critic.tensors()["head.bias"], critic["head.bias"])
     assert metrics["applied"] == 1.0
     assert metrics["loss"] == metrics["value_loss"]
-    assert not {"policy_loss", "actor_loss", "ratio_mean", "grad_norm", "learning_rate"} & set(metrics)
+    assert not {"policy_loss", "actor_loss", "ratio_mean", "ratio_gap_max", "grad_norm", "learning_rate"} & set(metrics)
     assert metrics["kl_ref_offpolicy"] == pytest.approx(0.0, abs=1e-6), "drift is told at every step, warming up or not"
     assert loop.state.actor.steps_done == 0
 
@@ -219,7 +220,7 @@ def test_a_step_on_packed_rows_is_the_same_step(build_loop: BuildLoop):
     for kind in ("padded", "packed"):
         loop = opened(build_loop, kind, models=MODELS.model_copy(update={"layout": kind}), ppo_max_token_len=200)
         first = loop.parts.updater.step(minibatch(loop, loop._plan(0, 16)[0]), loop.state.batch, TRAIN)
-        assert first["ratio_gap"] == 0.0
+        assert first["ratio_gap_max"] == 0.0
         moved = opened(build_loop, f"{kind}-moved", 0.05, models=MODELS.model_copy(update={"layout": kind}))
         take = moved.state.pool.take
         moved.state.pool.take = lambda indices, take=take: [cut(e, i) for i, e in enumerate(take(indices))]
