@@ -51,31 +51,41 @@ class GuardMonitor:
                 )
         self.rules = list(rules)
         self.baseline: dict[str, float] = {}
+        self.baseline_within: dict[str, float] = {}
         self.baseline_samples: dict[str, int] = {}
         self._values: list[deque[float]] = [deque(maxlen=max(rule.window, 1)) for rule in rules]
         self._breaches = [0] * len(rules)
         self.rollbacks = [0] * len(rules)
         self.fired: list[dict[str, Any]] = []
 
-    def set_baseline(self, metrics: Mapping[str, float], samples: Mapping[str, int] = _NONE) -> None:
-        """Metrics before the first step, for rules relative to the baseline; `samples`: what a share was counted on.
+    def set_baseline(
+        self, metrics: Mapping[str, float], samples: Mapping[str, int] = _NONE, within: Mapping[str, float] = _NONE
+    ) -> None:
+        """Metrics before the first step, for rules relative to the baseline; `samples`: what a share was counted on;
+        `within`: those of the fewer prompts that a look within a round asks, and is held against.
 
         Raises ConfigError where no limit can be made of one: its rule would never fire, and nobody would know.
         """
         for rule in self.rules:
             if rule.needs_baseline and rule.op != "nonfinite":
-                _demand_baseline(rule, float(metrics.get(rule.metric, math.nan)))
+                for known in (metrics, {**metrics, **within}):
+                    _demand_baseline(rule, float(known.get(rule.metric, math.nan)))
         self.baseline_samples = dict(samples)
         self.baseline = {key: float(value) for key, value in metrics.items() if math.isfinite(value)}
+        self.baseline_within = {key: float(value) for key, value in within.items() if math.isfinite(value)}
 
-    def observe(self, step: int, metrics: Mapping[str, float], samples: Mapping[str, int] = _NONE) -> list[Firing]:
+    def observe(
+        self, step: int, metrics: Mapping[str, float], samples: Mapping[str, int] = _NONE, within_round: bool = False
+    ) -> list[Firing]:
         """Rules that fire on these metrics. A metric that was not measured at this step leaves its rule as it was.
-        `samples`: on how many samples a metric that is a share was counted."""
+        `samples`: on how many samples a metric that is a share was counted. `within_round`: on which prompts."""
         firings = []
+        baseline = self.baseline | (self.baseline_within if within_round else {})
         for index, rule in enumerate(self.rules):
             if rule.metric not in metrics:
                 continue
-            firing = self._evaluate(index, rule, step, float(metrics[rule.metric]), samples.get(rule.metric))
+            first = baseline.get(rule.metric, math.nan)
+            firing = self._evaluate(index, rule, step, float(metrics[rule.metric]), first, samples.get(rule.metric))
             if firing is not None:
                 firings.append(firing)
                 self.fired.append(
@@ -84,8 +94,10 @@ class GuardMonitor:
                 del self.fired[:-HISTORY]
         return firings
 
-    def _evaluate(self, index: int, rule: GuardRule, step: int, value: float, samples: int | None) -> Firing | None:
-        limit, seen = self._limit_and_seen(index, rule, value, samples)
+    def _evaluate(
+        self, index: int, rule: GuardRule, step: int, value: float, baseline: float, samples: int | None
+    ) -> Firing | None:
+        limit, seen = self._limit_and_seen(index, rule, value, baseline, samples)
         breach = _breaches(rule, seen, limit)
         if math.isfinite(value):
             self._values[index].append(value)
@@ -104,7 +116,7 @@ class GuardMonitor:
         )
 
     def _limit_and_seen(
-        self, index: int, rule: GuardRule, value: float, samples: int | None
+        self, index: int, rule: GuardRule, value: float, baseline: float, samples: int | None
     ) -> tuple[float | None, float]:
         history = self._values[index]
         if rule.op == "nonfinite" or rule.threshold is None:
@@ -114,7 +126,6 @@ class GuardMonitor:
             known = len(history) >= max(2, rule.window // 2)
             return (rule.threshold * statistics.median(history) if known else math.nan), value
         seen = statistics.fmean([*list(history)[-(rule.window - 1) :], value]) if rule.window > 1 else value
-        baseline = self.baseline.get(rule.metric, math.nan)
         if rule.relative_to == "above_baseline":
             first = self.baseline_samples.get(rule.metric)
             error = sampling_error(baseline, first, seen, samples) if first and samples else 0.0
@@ -133,6 +144,7 @@ class GuardMonitor:
         """JSON state."""
         return {
             "baseline": self.baseline,
+            "baseline_within": self.baseline_within,
             "baseline_samples": self.baseline_samples,
             "values": [list(values) for values in self._values],
             "breaches": list(self._breaches),
@@ -143,7 +155,9 @@ class GuardMonitor:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave, for the same rules."""
         self.baseline = dict(state["baseline"])
-        self.baseline_samples = dict(state.get("baseline_samples", {}))  # absent in a checkpoint of an older version
+        # Absent in a checkpoint of an older version:
+        self.baseline_samples = dict(state.get("baseline_samples", {}))
+        self.baseline_within = dict(state.get("baseline_within", {}))
         self._values = [
             deque(values, maxlen=max(rule.window, 1)) for rule, values in zip(self.rules, state["values"], strict=True)
         ]

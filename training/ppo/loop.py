@@ -137,18 +137,27 @@ class PPOLoop:
             update_ema(self.state.ema, self.state.policy, self.ppo.ema_decay)
         if not metrics["applied"]:
             self.context.recorder.event("step_not_applied", step=cursor.step, reason="loss or gradient not finite")
-        metrics |= {"kl_coef": self.state.kl.kl_coef} | self.onlooker.within_round(cursor.step)
+        cursor.round_over = self._moved_too_far(metrics)  # before the checkpoint: a resumed run must stop here, too
+        metrics |= {"kl_coef": self.state.kl.kl_coef} | self._due_looks()
         of_the_round = metrics | self.round_metrics
         self.context.recorder.record(cursor.step, of_the_round)
         self._show(of_the_round)
         # What is true of the whole round is judged once, at its first step, or every warning would come many times.
         judged = of_the_round if cursor.step_in_round == 1 else metrics
-        self.reactions.act(self.parts.guards.observe(cursor.step, judged, self.round_samples))
-        cursor.round_over = self._moved_too_far(metrics)  # before the checkpoint: a resumed run must stop here, too
+        self.reactions.act(self.parts.guards.observe(cursor.step, judged, self.round_samples, within_round=True))
         if cursor.step % self.replay.refresh_steps == 0 and self.state.batch is not None:
             self.parts.maker.refresh(self.state.batch)
         if cursor.step % self.checkpoint_every == 0:
             self._save(self.parts.checkpoints)
+
+    def _due_looks(self) -> dict[str, float]:
+        """None at a round's last step: the look that follows the round would show the guards one policy twice."""
+        cursor, batch = self.state.cursor, self.state.batch
+        assert batch is not None
+        minibatches = -(-len(batch.indices) // self.ppo.ppo_mini_batch_size)
+        if cursor.round_over or cursor.step_in_round == self.ppo.ppo_epochs * minibatches:
+            return self.onlooker.texts_due(cursor.step) if cursor.round + 1 < self.ppo.rounds else {}
+        return self.onlooker.within_round(cursor.step)
 
     def _moved_too_far(self, metrics: dict[str, float]) -> bool:
         limit = self.ppo.max_approx_kl
@@ -183,7 +192,8 @@ class PPOLoop:
         probe, found = self.onlooker.before()
         clipped = self._clipped_before(probe)
         metrics = found | {"reward_clip_frac": clipped.value}
-        self.parts.guards.set_baseline(metrics, {"reward_clip_frac": clipped.answers})
+        within = self.onlooker.before_within(probe)
+        self.parts.guards.set_baseline(metrics, {"reward_clip_frac": clipped.answers}, within)
         self.context.recorder.record(0, metrics)
         self._keep_if_best(selection_score(probe, self.ppo), metrics)
         self._save_good()

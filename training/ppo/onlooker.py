@@ -48,14 +48,20 @@ class Onlooker:
         probe = self.prober.measure(self.prompts)
         return probe, probe.metrics() | self.prober.perplexity()
 
+    def before_within(self, probe: Probe) -> dict[str, float]:
+        """The same of as few prompts as a look within a round asks, whose answers may be longer or better by nature."""
+        fewer = self.guards.kl_probe_prompts
+        return (probe if fewer == self.prompts else self.prober.measure(fewer)).metrics()
+
     def within_round(self, step: int) -> dict[str, float]:
         """What is due after this step."""
-        found: dict[str, float] = {}
-        if step % self.guards.kl_probe_steps == 0:
-            found |= self.prober.measure(self.guards.kl_probe_prompts).metrics()
-        if step % self.guards.perplexity_steps == 0:
-            found |= self.prober.perplexity()
-        return found
+        due = step % self.guards.kl_probe_steps == 0
+        found = self.prober.measure(self.guards.kl_probe_prompts).metrics() if due else {}
+        return found | self.texts_due(step)
+
+    def texts_due(self, step: int) -> dict[str, float]:
+        """Perplexity, where it is due after this step."""
+        return self.prober.perplexity() if step % self.guards.perplexity_steps == 0 else {}
 
     def after_round(self, is_last: bool) -> RoundsEnd:
         """After a round of the policy; the last one's texts are read in any case."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from configs.schema.guards import GuardRule
 from configs.schema.metric_names import BASELINE_METRICS, STEP_METRICS
 from configs.schema.ppo import KLControlConfig
 from tests.training.ppo.conftest import BuildLoop, loop_of
@@ -122,13 +124,62 @@ def test_what_guards_may_watch_is_what_is_measured(build_loop: BuildLoop):
 
 def test_probes_come_when_they_are_due(build_loop: BuildLoop):
     loop = ran(build_loop)
-    assert [line["step"] for line in steps(loop) if "kl_ref" in line] == [3, 6, 9, 12]
-    assert [line["step"] for line in steps(loop) if "perplexity" in line] == [4, 8, 12]
+    assert [line["step"] for line in steps(loop) if "kl_ref" in line] == [3, 6, 9], "12 is looked at after its round"
+    assert [line["step"] for line in steps(loop) if "perplexity" in line] == [4, 8]
     between = [line for line in lines(loop) if "selection_score" in line]
     assert [line["step"] for line in between] == [8, 12]
     assert "perplexity" in between[-1], "the end of the run is looked at in any case"
     assert all(line["kl_ref"] > 0 for line in between)
     assert lines(loop)[0]["kl_ref"] == 0.0
+
+
+def watch_guards(loop: PPOLoop) -> list[dict[str, float]]:
+    """What the guards are shown: each time the metrics, with the step, and what a baseline is taken from."""
+    seen, observe = [], loop.parts.guards.observe
+
+    def observed(step: int, metrics: dict[str, float], *rest: Any, **more: Any) -> Any:
+        seen.append({"at": step, **metrics})
+        return observe(step, metrics, *rest, **more)
+
+    loop.parts.guards.observe = observed
+    return seen
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_no_policy_is_shown_to_the_guards_twice(build_loop: BuildLoop, early: bool):
+    """A look that is due with a round's last step is the one after it; patience would count one policy twice."""
+    changes = {"max_approx_kl": 1e-7, "actor_lr": 1e-2} if early else {}
+    guards = GUARDS.model_copy(update={"kl_probe_steps": 1, "perplexity_steps": 1})
+    loop = build_loop(ppo=PPO.model_copy(update=changes), guards=guards)
+    seen = watch_guards(loop)
+    loop.run()
+    for name in ("kl_ref", "response_length", "perplexity"):
+        at = [metrics["at"] for metrics in seen if name in metrics]
+        assert len(at) == len(set(at)), name
+    assert len(events(loop, "early_stop")) == (2 if early else 0)
+    assert {metrics["at"] for metrics in seen if "kl_ref" in metrics} == set(range(1, loop.state.cursor.step + 1))
+
+
+def test_a_look_within_a_round_is_held_against_the_same_prompts(build_loop: BuildLoop):
+    """Fewer of them than at a round's end: their answers may be longer by nature, which is no growth."""
+    rule = GuardRule(metric="response_length", op=">", threshold=1.3, relative_to="baseline", action="stop")
+    guards = GUARDS.model_copy(update={"rules": [rule], "kl_probe_prompts": 2, "kl_probe_steps": 2})
+    loop = build_loop(guards=guards, ppo=PPO.model_copy(update={"actor_lr": 1e-9}))
+    measure = loop.parts.prober.measure
+
+    def longer(limit: int) -> Any:
+        return replace(measure(limit), response_length=9.0 if limit == 2 else 6.0)
+
+    loop.parts.prober.measure = longer
+    loop.run()
+    assert loop.parts.guards.fired == []
+    assert loop.parts.guards.baseline["response_length"] == 6.0
+    again = loop_of(loop.context.directory)
+    again._resume()
+    assert again.parts.guards.state_dict() == loop.parts.guards.state_dict()
+    loop.parts.prober.measure = lambda limit: replace(measure(limit), response_length=12.0)
+    judged = loop.parts.guards.observe(99, loop.onlooker.within_round(98), within_round=True)
+    assert [firing.limit for firing in judged] == [pytest.approx(11.7)]
 
 
 def test_priorities_are_refreshed_when_due(build_loop: BuildLoop):
@@ -259,8 +310,7 @@ def test_beside_an_average_guards_and_controller_see_the_current_policy(build_lo
     changes = {"ema_decay": 0.999, "actor_lr": 1e-2, "kl_ctrl": control, "rounds": 4}
     loop = build_loop(ppo=PPO.model_copy(update=changes))
     policy, prober, coefs = loop.state.policy, loop.parts.prober, []
-    ends, judged, observe, update = [], [], loop.parts.guards.observe, loop.state.kl.update
-    end = loop._end_round
+    ends, judged, update, end = [], watch_guards(loop), loop.state.kl.update, loop._end_round
 
     def ended() -> None:
         ema = {name: tensor.clone() for name, tensor in loop.state.ema.items()}
@@ -270,7 +320,6 @@ def test_beside_an_average_guards_and_controller_see_the_current_policy(build_lo
         if ends[-1][0] > 4:
             ends[-1] += (judged[-1], coefs[-1])
 
-    loop.parts.guards.observe = lambda step, metrics, *rest: (judged.append(dict(metrics)), observe(step, metrics))[1]
     loop.state.kl.update = lambda kl, n: (coefs.append(kl), update(kl, n))
     loop._end_round = ended
     loop.run()
