@@ -212,17 +212,23 @@ class PPOLoop:
         trained = cursor.round >= self.ppo.critic_warmup_rounds
         cursor.next_round()
         self.state.batch = None
-        if not trained:
-            self._save_good()
-            return
-        seen = self.onlooker.after_round(is_last=cursor.round == self.ppo.rounds)
+        if trained:
+            seen = self.onlooker.after_round(is_last=cursor.round == self.ppo.rounds)
+        else:
+            seen = self.onlooker.after_warmup(self.parts.guards.baseline)
         self.context.recorder.record(cursor.step, seen.recorded)
         self.reactions.act(self.parts.guards.observe(cursor.step, seen.current), round_is_over=True)
-        if math.isfinite(seen.current["kl_ref"]):
-            self.state.kl.update(seen.current["kl_ref"], self.ppo.train_batch_size)
-        with self.onlooker.averaged():
-            self._keep_if_best(seen.handed_on[SCORE], seen.handed_on)
+        self._control_kl(seen.current["kl_ref"], trained)
+        if trained:
+            with self.onlooker.averaged():
+                self._keep_if_best(seen.handed_on[SCORE], seen.handed_on)
         self._save_good()
+
+    def _control_kl(self, kl_ref: float, trained: bool) -> None:
+        """Once a round. While the critic learns alone nothing pulls at the policy: that it came far may raise the price
+        of drift, that it is near says nothing of how tightly it is held."""
+        if math.isfinite(kl_ref) and (trained or kl_ref > self.ppo.kl_ctrl.target_kl):
+            self.state.kl.update(kl_ref, self.ppo.train_batch_size)
 
     def _keep_if_best(self, score: float, metrics: dict[str, float]) -> None:
         if not self.ppo.select_best or (math.isfinite(score) and score > self.state.best.score):

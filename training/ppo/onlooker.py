@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from configs.schema.guards import GuardsConfig
@@ -70,6 +72,12 @@ class Onlooker:
             return RoundsEnd(current, current)
         with self.averaged():
             return RoundsEnd(current, self._look(is_last))
+
+    def after_warmup(self, baseline: Mapping[str, float]) -> RoundsEnd:
+        """After a round of the critic alone: the policy stands still, and what was measured before the first step, with
+        the same prompts and draws, holds."""
+        unmoved = {name: baseline.get(name, math.nan) for name in Probe.measured()}
+        return RoundsEnd(unmoved, unmoved)
 
     def averaged(self) -> AveragedPolicy:
         """What would be handed on, in place of the current policy while the context lasts."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -41,7 +41,12 @@ class Probe:
 
     def metrics(self) -> dict[str, float]:
         """As step metrics."""
-        return {name: value for name, value in vars(self).items() if name != "scores"}
+        return {name: getattr(self, name) for name in self.measured()}
+
+    @classmethod
+    def measured(cls) -> list[str]:
+        """Names of its metrics."""
+        return [field.name for field in fields(cls) if field.name != "scores"]
 
 
 class Prober:

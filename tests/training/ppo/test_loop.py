@@ -182,6 +182,40 @@ def test_a_look_within_a_round_is_held_against_the_same_prompts(build_loop: Buil
     assert [firing.limit for firing in judged] == [pytest.approx(11.7)]
 
 
+def test_while_the_critic_warms_up_guards_and_controller_see_the_policy_that_came(build_loop: BuildLoop):
+    """One that came far from the reference: the rule fires after the first round, the penalty rises."""
+    control = KLControlConfig(kl_coef=0.05, target_kl=0.005, horizon=100)
+    rule = GuardRule(metric="kl_ref", op=">", threshold=0.006, action="warn", name="far")
+    sections = {"guards": GUARDS.model_copy(update={"rules": [rule], "kl_probe_steps": 1_000})}
+    loop = build_loop(ppo=PPO.model_copy(update={"kl_ctrl": control, "critic_warmup_rounds": 2}), **sections)
+    stir(loop.state.policy)
+    loop.run()
+    came = lines(loop)[0]
+    assert came["kl_ref"] > 0.01
+    first = [line for line in lines(loop) if line.get("step") in (4, 8) and "kl_ref" in line and "event" not in line]
+    assert [(line["step"], line["kl_ref"], line["response_length"]) for line in first] == [
+        (step, came["kl_ref"], came["response_length"]) for step in (4, 8)
+    ]
+    assert [event["step"] for event in events(loop, "guard")][:2] == [4, 8]
+    grown = 1 + 0.2 * 16 / 100
+    coefs = [line["kl_coef"] for line in steps(loop)]
+    assert coefs == pytest.approx([0.05] * 4 + [0.05 * grown] * 4 + [0.05 * grown**2] * 4)
+
+
+def stir(policy: Any) -> None:
+    """As if it had been trained on an earlier night."""
+    draws = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in policy.parameters().values():
+            parameter.add_(0.15 * torch.randn(parameter.shape, generator=draws))
+
+
+def test_warming_up_beside_the_reference_leaves_the_penalty_alone(build_loop: BuildLoop):
+    """That a policy which nobody trained has not moved does not say that it is held too tightly."""
+    loop = ran(build_loop, ppo={"kl_ctrl": KLControlConfig(kl_coef=0.05, target_kl=0.1, horizon=100)})
+    assert [line["kl_coef"] for line in steps(loop)][:8] == [0.05] * 8
+
+
 def test_priorities_are_refreshed_when_due(build_loop: BuildLoop):
     loop = build_loop(replay=REPLAY.model_copy(update={"refresh_steps": 5}))
     calls, refresh = [], loop.parts.maker.refresh
