@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.metrics_reader import Bookmark, Line, bookmark_at, lines_after
+from tasks.mlflow_keys import mlflow_key
 from tasks.registry import answering
 from tasks.registry_errors import TrackingUnavailable
 from tasks.thinning import Point, SeriesState, bucket_width, last_of, offer
@@ -170,11 +170,6 @@ def _take_event(state: _State, content: dict[str, Any], parcel: _Parcel) -> None
     fields = {name: value for name, value in content.items() if name not in ("event", "time")}
     text = f"{state.events[key]} time(s), last: {json.dumps(fields, ensure_ascii=False)}"
     parcel.tags[f"event.{key}"] = text[:_TAG_CHARACTERS]
-
-
-def mlflow_key(name: str) -> str:
-    """Characters that every MLflow store takes in a key."""
-    return re.sub(r"[^A-Za-z0-9_.\-/ ]", "_", name)[:200]
 
 
 def _send(to: Destination, parcel: _Parcel) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.candidate import RegisterRun
-from tasks.delivery import Destination, mlflow_key
+from tasks.delivery import Destination
+from tasks.mlflow_keys import mlflow_key
 from tasks.night_page import fit_note
 from tasks.night_params import compared_params
 from tasks.registry import answering

@@ -26,7 +26,7 @@ class GuardRule(Section):
     """`metric op threshold`, over a window, patiently, then an action."""
 
     name: str | None = None
-    """How reports call the rule; null: made from metric and threshold."""
+    """How reports call the rule, no two alike; null: made from metric and threshold."""
     metric: str
     """A step metric of the stage, e.g. kl_ref, grad_norm, response_length."""
     op: Literal[">", ">=", "<", "<=", "nonfinite"] = ">"
@@ -100,9 +100,16 @@ def default_rules() -> list[GuardRule]:
         GuardRule(metric="effective_sample_fraction", op="<", threshold=0.8, action="warn"),
         GuardRule(metric="kl_behavior", op=">", threshold=0.02, action="warn"),
         GuardRule(
-            metric="response_length", op=">", threshold=2.0, relative_to="running_median", window=8, action="warn"
+            name="response_length doubled",
+            metric="response_length",
+            op=">",
+            threshold=2.0,
+            relative_to="running_median",
+            window=8,
+            action="warn",
         ),
         GuardRule(
+            name="response_length stays doubled",
             metric="response_length",
             op=">",
             threshold=2.0,

@@ -163,6 +163,13 @@ def _misused(rule: GateRule, metric: ReportMetric) -> Iterator[str]:
 
 
 def _guard_problems(config: NightConfig) -> Iterator[str]:
+    labels = [rule.label for rule in config.guards.rules]
+    for index, label in enumerate(labels):
+        if (first := labels.index(label)) < index:
+            yield (
+                f"guards.rules[{index}].name: reports would call it {label!r}, as they call guards.rules[{first}]; "
+                "write a name of its own"
+            )
     for index, rule in enumerate(config.guards.rules):
         key = f"guards.rules[{index}]"
         said = _unmeasured(rule.metric, STEP_METRICS, {}, "PPO's steps")

@@ -232,6 +232,11 @@ def test_the_rules_that_users_come_with_are_all_measured():
     GuardMonitor(GuardsConfig().rules, STEP_METRICS, BASELINE_METRICS)
 
 
+def test_no_two_usual_rules_are_called_alike():
+    labels = [rule.label for rule in GuardsConfig().rules]
+    assert len(set(labels)) == len(labels)
+
+
 def test_a_gradient_that_is_not_finite_is_watched_by_default():
     """Its loss may well be finite."""
     watched = {rule.metric for rule in GuardsConfig().rules if rule.op == "nonfinite" and rule.action == "rollback"}

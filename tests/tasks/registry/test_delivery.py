@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from tasks.delivery import Destination, deliver_metrics, is_delivered
 from tasks.mlflow_client import connect
+from tasks.mlflow_keys import mlflow_key
 from training.recorder import Recorder
 
 Points = Callable[[str], list[tuple[int, float]]]
@@ -134,6 +138,34 @@ def test_values_that_are_not_finite_become_tags(stage: Path, to: Destination, po
     assert to.client.get_run(to.run_id).data.tags["nonfinite.loss"] == "2 value(s), first at step 1"
 
 
+def test_events_of_rules_that_differ_in_a_sign_are_told_apart(stage: Path, to: Destination) -> None:
+    recorder = Recorder(stage / "metrics.jsonl")
+    for rule in ("response_length > 2.0", "response_length < 2.0", "response_length > 2.0"):
+        recorder.event("guard", rule=rule, step=1, action="warn")
+    recorder.close()
+    deliver_metrics(stage, to, final=True)
+    tags = to.client.get_run(to.run_id).data.tags
+    assert tags["event.guard.response_length -gt- 2.0"].startswith("2 time(s)")
+    assert tags["event.guard.response_length -lt- 2.0"].startswith("1 time(s)")
+
+
+def test_a_key_says_which_name_it_was() -> None:
+    for name in ("kl_ref", "response_length/mean", "a-b c.d", "-", "x-gt"):
+        assert mlflow_key(name) == name, "what MLflow takes stays"
+    assert mlflow_key("kl_ref >= 0.3") == "kl_ref -gt--eq- 0.3"
+    assert mlflow_key("a + b") == "a -plus- b"
+    assert mlflow_key("é|") == "-ue9--u7c-"
+
+
+@given(st.lists(st.text("ab-<>=+_u9é|gtdash", max_size=12), min_size=2, unique=True))
+@example(["a>b", "a-gt-b", "a-dash-gt-dash-b", "x>gt-y", "x-gt>y", "-u3e-", ">", "-dash-"])
+@example(["n" * 300, "n" * 301, "n" * 200, "n" * 183])
+def test_different_names_have_different_keys(names: list[str]) -> None:
+    keys = [mlflow_key(name) for name in names]
+    assert len(set(keys)) == len(names)
+    assert all(re.fullmatch(r"[A-Za-z0-9_.\-/ ]{0,200}", key) for key in keys)
+
+
 def test_events_become_tags_and_progress_does_not(stage: Path, to: Destination) -> None:
     recorder = Recorder(stage / "metrics.jsonl")
     recorder.progress(1, 10)
@@ -143,8 +175,8 @@ def test_events_become_tags_and_progress_does_not(stage: Path, to: Destination) 
     recorder.close()
     deliver_metrics(stage, to, final=True)
     tags = to.client.get_run(to.run_id).data.tags
-    assert tags["event.guard.kl_ref _ 0.3"].startswith("2 time(s), last:")
-    assert '"step": 4' in tags["event.guard.kl_ref _ 0.3"]
+    assert tags["event.guard.kl_ref -gt- 0.3"].startswith("2 time(s), last:")
+    assert '"step": 4' in tags["event.guard.kl_ref -gt- 0.3"]
     assert "event.early_stop" in tags
     assert not any("progress" in name for name in tags)
 
