@@ -62,7 +62,8 @@ class ReplayConfig(Section):
     eps: Positive = 1e-3
     """Added to |TD error|, so that nothing is never drawn."""
     refresh_steps: Steps = 100
-    """Optimiser steps between two recomputations of the TD errors."""
+    """Optimiser steps between two recomputations of the TD errors of the open round's answers, within it. Those that a
+    round takes are recomputed at its start in any case, so that a night of fewer steps has no other."""
     filter: Literal["none", "best_random", "best_worst", "power"] = "best_worst"
     """PF-PPO filter within each prompt's answers; weights multiply the priorities."""
     filter_power: Positive = 2.0

@@ -146,7 +146,13 @@ def perplexity(policy: Network, groups: Sequence[Group], budget: int) -> float:
 @torch.no_grad()
 def pass_log_probs_and_values(actors: Actors, layout: Layout) -> tuple[torch.Tensor, torch.Tensor]:
     """The no-gradient pass at a round's start: old log-probs and old values, [B, R] on the CPU."""
-    return actors.policy.log_probs(layout).float().cpu(), actors.critic.values(layout).float().cpu()
+    return actors.policy.log_probs(layout).float().cpu(), pass_values(actors, layout)
+
+
+@torch.no_grad()
+def pass_values(actors: Actors, layout: Layout) -> torch.Tensor:
+    """What the critic says now, [B, R] on the CPU."""
+    return actors.critic.values(layout).float().cpu()
 
 
 def selection_score(probe: Probe, ppo: PPOConfig) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,9 +10,10 @@ import torch
 
 from configs.schema.ppo import PPOConfig, ReplayConfig
 from training.errors import StageError
+from training.models.layout import Layout
 from training.objectives import kl_penalty, masked_mean
 from training.ppo.experience import Experience, ExperiencePool, RoundBatch, padded, response_mask
-from training.ppo.probe import pass_log_probs_and_values
+from training.ppo.probe import pass_log_probs_and_values, pass_values
 from training.ppo.shaping import RewardScale, Share, clipped_share, estimate_advantages, shape_scores, td_errors
 from training.ppo.update import Updater, round_weight_metrics
 from training.replay.filter import preference_filter_weights
@@ -135,16 +136,19 @@ class RoundMaker:
         self, experiences: list[Experience], order: list[int], mask: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         log_probs, values = torch.zeros(mask.shape), torch.zeros(mask.shape)
+        for rows, layout in self._microbatches(experiences, order):
+            width = layout.response_mask.shape[1]
+            found = pass_log_probs_and_values(self.updater.actors, layout)
+            log_probs[rows, :width], values[rows, :width] = found
+        world = self.updater.world
+        return world.broadcast_(log_probs), world.broadcast_(values)
+
+    def _microbatches(self, experiences: list[Experience], order: list[int]) -> Iterator[tuple[torch.Tensor, Layout]]:
+        """Rows of the round and their layout, in the microbatches that an epoch in this order trains on."""
         for rows in minibatch_rows(order, self.ppo.ppo_mini_batch_size):
             batch = self.updater.minibatch(rows, experiences)
             for piece in self.updater.microbatches(batch):
-                layout = self.updater.layout([batch.experiences[i] for i in piece])
-                width = layout.response_mask.shape[1]
-                chosen = torch.tensor([rows[i] for i in piece])
-                found = pass_log_probs_and_values(self.updater.actors, layout)
-                log_probs[chosen, :width], values[chosen, :width] = found
-        world = self.updater.world
-        return world.broadcast_(log_probs), world.broadcast_(values)
+                yield torch.tensor([rows[i] for i in piece]), self.updater.layout([batch.experiences[i] for i in piece])
 
     def update_priorities(self, batch: RoundBatch, values: torch.Tensor) -> None:
         """Priorities of the round's answers from their TD errors under these values."""
@@ -154,9 +158,14 @@ class RoundMaker:
             self.sampler.update(batch.indices.numpy(), errors.numpy())
 
     def refresh(self, batch: RoundBatch) -> None:
-        """Recompute the TD errors with the critic as it is now."""
-        experiences = self.pool.take(batch.indices.tolist())
-        _, values = self._old_pass(experiences, list(range(len(experiences))), batch.response_mask)
+        """Recompute the TD errors of the round's answers with the critic as it is now; the policy is not asked.
+
+        Others have no rewards to hold it against: these are made of the policy at a round's start. They keep what the
+        last round that they were in has found.
+        """
+        experiences, values = self.pool.take(batch.indices.tolist()), torch.zeros(batch.response_mask.shape)
+        for rows, layout in self._microbatches(experiences, list(range(len(experiences)))):
+            values[rows, : layout.response_mask.shape[1]] = pass_values(self.updater.actors, layout)
         self.update_priorities(batch, values)
 
 

@@ -291,6 +291,7 @@ def test_priorities_are_the_rounds_td_errors(opened: MakeRound):
     with torch.no_grad():
         loop.parts.updater.actors.critic.head.bias.fill_(3.0)
     before = sampler.priorities()
+    loop.state.policy.log_probs = None  # the critic alone is asked
     loop.parts.maker.refresh(batch)
     after = sampler.priorities()
     seen = set(batch.indices.tolist())
