@@ -54,10 +54,12 @@ class Shape:
 @dataclass(frozen=True)
 class Materials:
     """The files of a night, as far as they exist yet. `reward_model` is the one the policy is trained against: the
-    student, or the teacher where there is no student. The champion's files are those frozen at the night's start."""
+    student, or the teacher where there is no student. `validation`: the report on the night's rows. The champion's
+    files are those frozen at the night's start."""
 
     frozen_evaluation: FileRef | None = None
     snapshot: FileRef | None = None
+    validation: FileRef | None = None
     base: FileRef | None = None
     reference: FileRef | None = None
     teacher_base: FileRef | None = None
@@ -101,7 +103,7 @@ SHAPES: Mapping[str, Shape] = {
         ("data",),
         (Role("frozen_evaluation", "frozen_evaluation", optional=True),),
         params=("fingerprint", "source"),
-        makes=(("snapshot", "snapshot"),),
+        makes=(("snapshot", "snapshot"), ("report", "validation")),
     ),
     "base": Shape(("data", "models"), (_SNAPSHOT,), makes=(("model", "base"),)),
     "sft": Shape(("models", "sft"), (_SNAPSHOT, Role.named("base")), makes=(("model", "reference"),), seed="data"),
@@ -152,6 +154,7 @@ SHAPES: Mapping[str, Shape] = {
             Role("champion", "champion", optional=True),
             Role("student", "reward_model", optional=True),
             Role("teacher", "teacher", optional=True),
+            Role("validation", "validation", optional=True),
         ),
         params=("confidence_levels", "reward_source", "gold_source"),
         makes=(("report", "report"), ("answers", "answers")),

@@ -15,6 +15,8 @@ from configs.schema.models import ModelsConfig
 from configs.schema.supervised import RewardConfig
 from training.context import StageContext, StageOutcome
 from training.contract import FileRef
+from training.data.reasons import Dropped
+from training.data.report import ValidationReport
 from training.errors import DataError
 from training.evaluation.answers import Floats, PolicyAnswers, Respondent
 from training.evaluation.report import (
@@ -22,6 +24,7 @@ from training.evaluation.report import (
     MetricBuilder,
     MetricReport,
     ModelDigest,
+    PromptOverlap,
     RatioValues,
     SampleAnswer,
     length_buckets,
@@ -200,9 +203,19 @@ def _report(
         champion=digests.get("champion"),
         reference=digests.get("reference"),
         reward_model=ModelDigest(name="reward_model", sha256=judge.sha256) if judge else None,
+        overlap=_overlap(context),
         metrics=metrics,
         samples=_samples(prompts, answers, config.sample_answers),
     )
+
+
+def _overlap(context: StageContext) -> PromptOverlap | None:
+    """What the validation removed from training; None where its report is not at hand, as in a watch."""
+    if not context.has_input("validation"):
+        return None
+    dropped = ValidationReport.read(context.input("validation")).dropped
+    exact, near = Dropped.EVALUATION_OVERLAP, Dropped.EVALUATION_OVERLAP_NEAR
+    return PromptOverlap(exact=dropped.get(exact, 0), near=dropped.get(near, 0))
 
 
 def _samples(prompts: Sequence[Prompt], answers: Mapping[str, PolicyAnswers], count: int) -> tuple[SampleAnswer, ...]:

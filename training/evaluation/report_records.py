@@ -119,7 +119,8 @@ class ModelDigest(Record):
 
 
 class PromptOverlap(Record):
-    """Evaluation prompts found among the training prompts; their training rows were removed."""
+    """Rows that were removed from training, since their prompt is an evaluation prompt (`exact`) or nearly one (`near`;
+    looked for where data.near_duplicate_threshold is set)."""
 
     exact: Count
     near: Count
@@ -156,6 +157,7 @@ class EvaluationReport(Record):
     reward_model: ModelDigest | None = None
     """What scored all answers; null for a reward function."""
     overlap: PromptOverlap | None = None
+    """Null where nobody has told, as in a measurement of the watch."""
     metrics: tuple[MetricReport, ...]
     samples: tuple[SampleAnswer, ...] = ()
 

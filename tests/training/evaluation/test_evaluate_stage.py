@@ -20,8 +20,9 @@ from configs.schema.supervised import RewardConfig
 from tests.training.stages import EVALUATION, MODELS, run_here, write_stage
 from training.base import build_quickstart_model
 from training.contract import file_ref, read_json, write_json
+from training.data.report import ValidationReport
 from training.errors import DataError
-from training.evaluation.report import EvaluationReport, read_report
+from training.evaluation.report import EvaluationReport, PromptOverlap, read_report
 from training.examples import Encoder, encode_imitation, encode_pairs, read_split
 from training.models.backbone import Backbone
 from training.models.network import Network
@@ -53,12 +54,16 @@ def moved_folder(reference_folder: Path, tmp_path_factory: pytest.TempPathFactor
 def evaluate(tmp_path: Path, snapshot, reference_folder, student_folder, teacher_folder) -> Evaluate:
     count = iter(range(9))
 
-    def run(challenger: Path, champion: Path | None = None, drop: tuple[str, ...] = (), **sections: Section) -> Any:
+    def run(
+        challenger: Path, champion: Path | None = None, drop: tuple[str, ...] = (), validation: Path | None = None,
+        **sections: Section,
+    ) -> Any:  # fmt: skip
         inputs = {
             "snapshot": snapshot, "reference": reference_folder, "challenger": challenger, "student": student_folder,
             "teacher": teacher_folder,
         }  # fmt: skip
         inputs |= {"champion": champion} if champion else {}
+        inputs |= {"validation": validation} if validation else {}
         inputs = {role: path for role, path in inputs.items() if role not in drop}
         result = run_here(write_stage(tmp_path / f"evaluate-{next(count)}", "evaluate", inputs, **sections), "evaluate")
         report = read_report(Path(result.output("report").path))
@@ -86,6 +91,18 @@ def test_every_metric_is_there_and_finite(evaluate: Evaluate, moved_folder: Path
     assert report.prompt_count == len(answers) == 16
     assert report.champion.sha256 == report.reference.sha256
     assert {s.name.split("=")[0] for m in report.metrics for s in m.slices} == set(SLICE_DIMENSIONS)
+
+
+def test_training_rows_that_were_removed_for_the_evaluation_are_counted(
+    evaluate: Evaluate, moved_folder: Path, tmp_path: Path
+):
+    counts = {"exact_duplicate": 9, "evaluation_overlap": 2, "evaluation_overlap_near": 3}
+    validated = ValidationReport("pairs.jsonl", "pairs", 20, {"train": 6}, {}, counts, {}, (), (), None, (), None)
+    file, _ = validated.write(tmp_path)
+    report, _ = evaluate(moved_folder, validation=file)
+    assert report.overlap == PromptOverlap(exact=2, near=3)
+    report, _ = evaluate(moved_folder)
+    assert report.overlap is None, "not known is not none"
 
 
 def night_config(**sections: Section) -> NightConfig:
