@@ -135,6 +135,10 @@ def rollback_is_automatic(chain: str, model: str) -> bool:
 def _hears_breach(automation: AutomationCore, model: str) -> bool:
     from prefect.events import Resource
     from prefect.events.schemas.automations import EventTrigger
+    from prefect.events.schemas.events import ResourceSpecification
 
-    trigger, breached = automation.trigger, Resource({"prefect.resource.id": f"nightjar.model.{model}"})
-    return isinstance(trigger, EventTrigger) and BREACHED_EVENT in trigger.expect and trigger.match.matches(breached)
+    trigger = automation.trigger
+    if not isinstance(trigger, EventTrigger) or BREACHED_EVENT not in trigger.expect:
+        return False
+    wanted = ResourceSpecification.model_validate(trigger.match)
+    return wanted.matches(Resource({"prefect.resource.id": f"nightjar.model.{model}"}))

@@ -70,24 +70,29 @@ def nightly(request: NightRequest) -> State[Any]:
         due = None if request.again else late_since()
         if due is not None and is_too_old(due, request.stale_after_hours):
             return _skipped(f"this start was due over {request.stale_after_hours:g} hours ago; the next one catches up")
-        home = home_of(config)
-        with ExitStack() as alone:
-            alone.enter_context(shown_at_work(home, make_home=True))
-            try:
-                wait = config.runtime.turn_wait_minutes * 60.0
-                alone.enter_context(only_night(home, config.name, wait, listener().note))
-            except NightAtWork as busy:
-                return _skipped(f"{ANOTHER_RUNS}: {busy.message}")
-            done = None if due is None else caught_up_since(NightBook(home), config.name, due, time.time())
-            if done is not None:
-                return _skipped(f"this start was due before night {done.night} began; night {done.night} has caught up")
-            with listening(FlowLog(listener())), full_disk_in_words(home):
-                return _run(request, config, home)
+        with listening(FlowLog(listener())):
+            return _in_turn(request, config, home_of(config), due)
     except NightjarError as error:
         return Failed(message=str(error))
     except BaseException as error:
         leave_if_embedded(error)
         raise
+
+
+def _in_turn(request: NightRequest, config: NightConfig, home: Path, due: float | None) -> State[Any]:
+    """The night, when it is this one's turn; skipped when another start of the chain has it in hand or has done it."""
+    with ExitStack() as alone:
+        alone.enter_context(shown_at_work(home, make_home=True))
+        try:
+            wait = config.runtime.turn_wait_minutes * 60.0
+            alone.enter_context(only_night(home, config.name, wait, listener().note))
+        except NightAtWork as busy:
+            return _skipped(f"{ANOTHER_RUNS}: {busy.message}")
+        done = None if due is None else caught_up_since(NightBook(home), config.name, due, time.time())
+        if done is not None:
+            return _skipped(f"this start was due before night {done.night} began; night {done.night} has caught up")
+        with full_disk_in_words(home):
+            return _run(request, config, home)
 
 
 def _run(request: NightRequest, config: NightConfig, home: Path) -> State[Any]:

@@ -258,12 +258,13 @@ def test_mlflow_down_is_refused_before_any_compute(nights) -> None:
     assert NightBook(nights.home).nights() == []
 
 
-def test_another_chain_s_night_is_waited_for_and_no_night_is_lost_green(nights) -> None:
+def test_another_chain_s_night_is_waited_for_and_no_night_is_lost_green(nights, caplog) -> None:
     with only_night(nights.home, "another"):
         state = nights.run("runtime.turn_wait_minutes=0.005")
     assert state.is_failed()
     assert "a night of fake waited 0.005 minutes for its turn, and did not run" in state.message
     assert any("a night of another (pid" in note for note in nights.heard.notes)
+    assert "waits for its turn" in caplog.text, "who looks at the flow run in Prefect sees why it goes on so long"
     assert NightBook(nights.home).nights() == []
 
 
