@@ -33,7 +33,7 @@ class World:
     """Where this process stands. `size` 1 makes every collective the identity.
 
     `strategy`: ddp, each rank holds a replica; fsdp2, all is spread over the ranks; deepspeed, what `zero_stage` says:
-    0 nothing, 1 the moments, 2 the gradients as well.
+    0 nothing, 1 the moments, 2 the gradients as well, 3 the weights too.
     """
 
     rank: int = 0
@@ -50,6 +50,11 @@ class World:
     def in_step(self) -> bool:
         """Whether a pass through a network, or its gradient, is itself a collective act: all ranks make the same."""
         return self.size > 1 and self.strategy != "ddp"
+
+    @property
+    def spreads_weights(self) -> bool:
+        """Whether a rank keeps no more than its part of a network's weights."""
+        return self.size > 1 and (self.strategy == "fsdp2" or (self.strategy == "deepspeed" and self.zero_stage == 3))
 
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
         """All-reduce a tensor in place by summing; returns it."""

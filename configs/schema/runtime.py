@@ -28,9 +28,8 @@ class RuntimeConfig(Section):
     """How several ranks share sft, reward, distill and ppo. ddp: replicas whose gradients are summed; fsdp2: weights,
     gradients and moments are spread over the ranks, for models that one device cannot hold; deepspeed: ZeRO, see
     zero_stage. The same numbers."""
-    zero_stage: Annotated[int, Field(ge=0, le=2)] | None = None
-    """What DeepSpeed spreads: 0 nothing, 1 the optimiser's moments, 2 (null) the gradients as well. To spread the
-    weights as well (its stage 3) write `strategy: fsdp2`."""
+    zero_stage: Annotated[int, Field(ge=0, le=3)] | None = None
+    """What DeepSpeed spreads: 0 nothing, 1 the optimiser's moments, 2 (null) gradients as well, 3 the weights, too."""
     retries: NonNegativeInt = 2
     """How often a stage whose process died is started again from its checkpoint."""
     stage_timeout_minutes: Minutes = 24 * 60.0

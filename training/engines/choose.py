@@ -20,11 +20,17 @@ if TYPE_CHECKING:
 def load_spread(load: Callable[[torch.device], Backbone], device: torch.device, world: World) -> Backbone:
     """The backbone that `load` reads, adapters included, shared among the ranks as the world says.
 
-    Where it is to be spread it is read into main memory, by one rank of a machine after the other, since no GPU need
-    have room for all of it nor main memory for as many copies as there are ranks.
+    Where it is to be spread it is read into main memory, since no GPU need have room for all of it; for fsdp2 by one
+    rank of a machine after the other, since neither need that have room for as many copies as there are ranks.
     """
-    if world.size == 1 or world.strategy != "fsdp2":
+    if not world.spreads_weights:
         return load(device)
+    if world.strategy == "deepspeed":
+        from training.engines.zero3 import PartitionedModel
+
+        backbone = load(torch.device("cpu"))
+        backbone.spread(lambda model: PartitionedModel(model, device, world))  # all ranks at once: it is collective
+        return backbone
     from training.engines.fsdp2 import ShardedModel, device_mesh
 
     mesh = device_mesh(device, world)
@@ -49,6 +55,10 @@ def build_engine(network: Network, settings: EngineSettings, world: World) -> En
     if not world.in_step:
         return Engine(network.parameters(), settings, world)
     if world.strategy == "deepspeed":
+        if world.zero_stage == 3:
+            from training.engines.zero3 import Zero3Engine
+
+            return Zero3Engine(network, settings, world)
         from training.engines.deepspeed import ZeroEngine
 
         return ZeroEngine(network, settings, world)

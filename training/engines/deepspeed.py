@@ -1,4 +1,4 @@
-"""DeepSpeed ZeRO: the moments (stage 1) and gradients (2) of what is trained are spread over the ranks.
+"""DeepSpeed ZeRO: the moments (stage 1) and gradients (2) of what is trained are spread over the ranks. 3: zero3.py.
 
 DeepSpeed is given the trained weights alone: the passes through the network are ours, as they are without it.
 """
@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
+STAGE_3 = {f"stage3_{name}": 0 for name in ("prefetch_bucket_size", "max_live_parameters", "max_reuse_distance")} | {
+    "stage3_param_persistence_threshold": 0
+}
+"""Readers come in any order, and trace no path through the network that could be followed ahead."""
+
+
 def zero_config(world: World, max_grad_norm: float) -> dict[str, Any]:
     """DeepSpeed's own settings. Weights keep the types that they were loaded in, so nothing is scaled."""
     return {
@@ -32,7 +38,7 @@ def zero_config(world: World, max_grad_norm: float) -> dict[str, Any]:
         # Without partitions the clipping is that of replicas.
         "gradient_clipping": max_grad_norm if world.zero_stage else 0.0,
         "steps_per_print": 10**9,
-        "zero_optimization": {"stage": world.zero_stage, "overlap_comm": False},
+        "zero_optimization": {"stage": world.zero_stage, "overlap_comm": False} | STAGE_3,
     }
 
 
@@ -70,8 +76,12 @@ class ZeroEngine(Engine):
     def _sum_and_clip(self) -> torch.Tensor:
         if not self.world.zero_stage:  # summed already
             return self._clip()
-        norm: torch.Tensor = self._zero.scaled_global_norm()  # clipped in the update
+        norm = self._norm_of_parts()  # clipped in the update
         return norm if float(norm) >= 0 else torch.tensor(math.nan)  # -1 is DeepSpeed's word for not finite
+
+    def _norm_of_parts(self) -> torch.Tensor:
+        norm: torch.Tensor = self._zero.scaled_global_norm()
+        return norm
 
     def _update(self) -> None:
         self._deepspeed.step()
@@ -80,11 +90,14 @@ class ZeroEngine(Engine):
     def _throw_gradients_away(self) -> None:
         super()._throw_gradients_away()
         if self.world.zero_stage:
-            self._zero.zero_grad(set_to_none=True)
-            for partitions in (self._zero.averaged_gradients, self._zero.all_grad_tensors):
-                for place in partitions:
-                    partitions[place] = None
-            self._zero.micro_step_id = -1  # the next gradient begins a sum
+            self._forget_parts()
+
+    def _forget_parts(self) -> None:
+        self._zero.zero_grad(set_to_none=True)
+        for partitions in (self._zero.averaged_gradients, self._zero.all_grad_tensors):
+            for place in partitions:
+                partitions[place] = None
+        self._zero.micro_step_id = -1  # the next gradient begins a sum
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Optimiser moments by parameter name, whole, on the main rank. Every rank asks; the others get none."""
@@ -117,9 +130,14 @@ class ZeroEngine(Engine):
 
     def _make_moments(self) -> None:
         """DeepSpeed makes them in its first update; here there are some to put back before that."""
-        for part in self._zero.single_partition_of_fp32_groups:
+        for part in self._parts():
             moments = {key: torch.zeros_like(part) for key in MOMENTS}
             self.optimizer.state[part] = {"step": torch.tensor(float(self._updates))} | moments
+
+    def _parts(self) -> list[torch.Tensor]:
+        """What the optimiser steps here: this rank's part of each group of weights, in a row."""
+        parts: list[torch.Tensor] = self._zero.single_partition_of_fp32_groups
+        return parts
 
     def _link_moments(self) -> None:
         """DeepSpeed looks for them after its first group's first update, when the second group has none yet."""
@@ -137,6 +155,11 @@ class ZeroEngine(Engine):
 
 def start_deepspeed(model: nn.Module, optimizer: torch.optim.Optimizer | None, config: dict[str, Any]) -> Any:
     """DeepSpeed's engine around a module, on the process group that is there."""
+    return import_deepspeed().initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)[0]
+
+
+def import_deepspeed() -> Any:
+    """The package, told to compile nothing. Raises StageError where it is not installed."""
     try:
         import deepspeed
     except ImportError as error:
@@ -147,4 +170,4 @@ def start_deepspeed(model: nn.Module, optimizer: torch.optim.Optimizer | None, c
     # On CPUs it would compile collectives of its own, for minutes and with a compiler that need not be there.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    return deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)[0]
+    return deepspeed

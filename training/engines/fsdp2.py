@@ -7,31 +7,18 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from training.engine import Engine
-from training.engines.spread import Read
+from training.engines.spread import Doorway, Read
 from training.world import World
 
 
 def device_mesh(device: torch.device, world: World) -> DeviceMesh:
     """All ranks in a row."""
     return init_device_mesh(device.type, (world.size,))
-
-
-class Doorway(nn.Module):
-    """The one way into a spread model: whatever is read of it, its own hooks run before and after."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, read: Callable[[], Read]) -> Read:
-        """Read while the weights outside the layers are whole."""
-        return read()
 
 
 class ShardedModel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -10,6 +11,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """A copy on the CPU of all of it. Of a spread tensor a collective act: every rank asks, in the same order."""
+    if _is_partitioned(tensor):
+        with zero3().gathered(tensor) as found:
+            copy: torch.Tensor = found.to("cpu", copy=True)
+            return copy
     tensor = tensor.detach()
     if isinstance(tensor, DTensor):
         tensor = tensor.full_tensor()
@@ -29,7 +34,27 @@ def whole_of(tensors: Mapping[str, torch.Tensor], keep: bool) -> dict[str, torch
 @torch.no_grad()
 def fill(parameter: torch.Tensor, value: torch.Tensor) -> None:
     """Put a whole value into a weight; of a spread one each rank takes its part. Every rank has the same value."""
-    parameter.copy_(part_like(parameter, value))
+    if not _is_partitioned(parameter):
+        parameter.copy_(part_like(parameter, value))
+        return
+    with zero3().gathered(parameter, changed=True) as place:
+        place.copy_(value)
+
+
+def num_weights(tensor: torch.Tensor) -> int:
+    """How many numbers a weight has over all ranks."""
+    return int(getattr(tensor, "ds_numel", tensor.numel()))
+
+
+def _is_partitioned(tensor: torch.Tensor) -> bool:
+    return hasattr(tensor, "ds_id")  # DeepSpeed's mark of a weight that is a placeholder for its parts
+
+
+def zero3() -> Any:
+    """The module that knows DeepSpeed's parts, where there are any: it and DeepSpeed take seconds to import."""
+    from training.engines import zero3 as module
+
+    return module
 
 
 def part_like(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

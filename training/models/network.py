@@ -130,10 +130,12 @@ class Network:
         scores: torch.Tensor = self.head(pooled)
         return scores
 
-    def save_head(self, file: Path) -> None:
-        """Write the head as safetensors."""
+    def save_head(self, file: Path, write: bool = True) -> None:
+        """Write the head as safetensors. Of a spread one every rank saves, and one of them with `write`."""
         assert self.head is not None
-        save_file({name: p.detach().cpu().contiguous() for name, p in self.head.named_parameters()}, file)
+        found = whole_of(dict(self.head.named_parameters()), keep=write)
+        if write:
+            save_file({name: tensor.contiguous() for name, tensor in found.items()}, file)
 
 
 def _select(values: torch.Tensor, layout: Layout) -> torch.Tensor:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from training.contract import FileRef, file_ref, read_json, write_json
+from training.engines.weights import num_weights
 from training.errors import ModelFolderError
 from training.models.backbone import Backbone
 from training.models.batching import microbatches
@@ -74,10 +75,9 @@ class RewardModel:
             self.network.backbone.save(folder, write)
         else:
             self.network.backbone.save_adapter(ADAPTER, folder, write)
-        if not write:
-            return
-        self.network.save_head(folder / HEAD_FILE)
-        write_json(folder / REWARD_JSON, asdict(self.description))
+        self.network.save_head(folder / HEAD_FILE, write)
+        if write:
+            write_json(folder / REWARD_JSON, asdict(self.description))
 
     def described(self, **changes: Any) -> RewardModel:
         """The same model with more said about it."""
@@ -116,8 +116,8 @@ class RewardModel:
     def num_parameters(self) -> int:
         """Weights used in scoring: base, adapter and head."""
         network = self.network
-        adapter = 0 if network.adapter is None else sum(p.numel() for p in network.parameters().values())
-        head = sum(p.numel() for p in network.head.parameters()) if network.head is not None else 0
+        adapter = 0 if network.adapter is None else sum(map(num_weights, network.parameters().values()))
+        head = sum(map(num_weights, network.head.parameters())) if network.head is not None else 0
         return network.backbone.num_parameters() + (adapter if network.adapter is not None else head)
 
 

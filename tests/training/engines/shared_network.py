@@ -139,7 +139,7 @@ def spread_ranks(strategy: dict[str, str], work: Callable[[], object], seconds: 
 
 
 FSDP2 = {STRATEGY: "fsdp2"}
-ZERO = {stage: {STRATEGY: "deepspeed", ZERO_STAGE: str(stage)} for stage in range(3)}
+ZERO = {stage: {STRATEGY: "deepspeed", ZERO_STAGE: str(stage)} for stage in range(4)}
 
 
 def worst_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], group_name: str) -> float:

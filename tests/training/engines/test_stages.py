@@ -18,7 +18,7 @@ from training.contract import RESULT
 from training.recorder import Recorder
 
 pytest.importorskip("deepspeed")  # here, that the ranks need not import it each
-STRATEGIES = {"fsdp2": FSDP2, "zero 2": ZERO[2]}
+STRATEGIES = {"fsdp2": FSDP2, "zero 2": ZERO[2], "zero 3": ZERO[3]}
 SHARED = pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES.keys())
 GENTLE = {"max_tokens_per_microbatch": 400, "epochs": 1.0, "learning_rate": 1e-3}
 GENTLE_PPO = {
