@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from training.engines.weights import part_like, whole_of
+from training.engines.weights import part_like, shape_of, whole_of
 from training.world import Turn, World
 
 
@@ -50,8 +50,8 @@ class Engine:
         self.steps_done = 0
         self.lr_scale = 1.0  # guards lower it
         self._norm: float | None = None
-        decayed = [p for p in self.parameters.values() if p.ndim >= 2]
-        plain = [p for p in self.parameters.values() if p.ndim < 2]
+        decayed = [p for p in self.parameters.values() if len(shape_of(p)) >= 2]
+        plain = [p for p in self.parameters.values() if len(shape_of(p)) < 2]
         groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(
             [g for g in groups if g["params"]], lr=settings.learning_rate, betas=(0.9, 0.95), eps=1e-8

@@ -41,9 +41,10 @@ def fill(parameter: torch.Tensor, value: torch.Tensor) -> None:
         place.copy_(value)
 
 
-def num_weights(tensor: torch.Tensor) -> int:
-    """How many numbers a weight has over all ranks."""
-    return int(getattr(tensor, "ds_numel", tensor.numel()))
+def shape_of(tensor: torch.Tensor) -> torch.Size:
+    """The shape of all of a weight, wherever its parts lie."""
+    shape: torch.Size = getattr(tensor, "ds_shape", tensor.shape)
+    return shape
 
 
 def _is_partitioned(tensor: torch.Tensor) -> bool:

@@ -59,7 +59,7 @@ class PartitionedModel:
     @contextmanager
     def whole(self) -> Iterator[None]:
         """Every weight whole on every rank, for passes without gradients that the ranks need not walk in step."""
-        from deepspeed.zero import GatheredParameters
+        from deepspeed.runtime.zero import GatheredParameters
 
         hooks = self._hooks
         with GatheredParameters(self._door.parameters()):
@@ -127,7 +127,7 @@ def own_part(value: torch.Tensor, parameter: Any, world: World) -> torch.Tensor:
 @contextmanager
 def gathered(parameter: torch.Tensor, changed: bool = False) -> Iterator[torch.Tensor]:
     """The whole weight while the context lasts. With `changed` what the main rank writes there is kept by all."""
-    from deepspeed.zero import GatheredParameters
+    from deepspeed.runtime.zero import GatheredParameters
 
     with GatheredParameters([parameter], modifier_rank=0 if changed else None):
         yield parameter.data

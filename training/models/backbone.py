@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from training.contract import read_json, write_json
 from training.engines.spread import Read, Spread
-from training.engines.weights import num_weights, whole_of
+from training.engines.weights import shape_of, whole_of
 from training.errors import ModelFolderError
 from training.models.folder import check_model_folder
 from training.models.layout import Layout
@@ -105,7 +105,7 @@ class Backbone:
 
     def num_parameters(self) -> int:
         """Weights of the base model, adapters not counted."""
-        names = {id(p): num_weights(p) for name, p in self._base.named_parameters() if ".lora_" not in name}
+        names = {id(p): shape_of(p).numel() for name, p in self._base.named_parameters() if ".lora_" not in name}
         return sum(names.values())
 
     def add_adapter(self, name: str, settings: LoraSettings, seed: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from training.contract import FileRef, file_ref, read_json, write_json
-from training.engines.weights import num_weights
+from training.engines.weights import shape_of
 from training.errors import ModelFolderError
 from training.models.backbone import Backbone
 from training.models.batching import microbatches
@@ -116,8 +116,8 @@ class RewardModel:
     def num_parameters(self) -> int:
         """Weights used in scoring: base, adapter and head."""
         network = self.network
-        adapter = 0 if network.adapter is None else sum(map(num_weights, network.parameters().values()))
-        head = sum(map(num_weights, network.head.parameters())) if network.head is not None else 0
+        adapter = 0 if network.adapter is None else sum(shape_of(p).numel() for p in network.parameters().values())
+        head = sum(shape_of(p).numel() for p in network.head.parameters()) if network.head is not None else 0
         return network.backbone.num_parameters() + (adapter if network.adapter is not None else head)
 
 
