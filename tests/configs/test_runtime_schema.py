@@ -22,9 +22,9 @@ def test_the_zero_stage_is_deepspeeds():
     with pytest.raises(ValidationError, match="remove zero_stage"):
         RuntimeConfig(strategy="fsdp2", zero_stage=1, nproc_per_node=2)
     with pytest.raises(ValidationError, match="zero_stage"):
-        RuntimeConfig(strategy="deepspeed", zero_stage=3, nproc_per_node=2)
-    stages = {given: RuntimeConfig(strategy="deepspeed", zero_stage=given, nproc_per_node=2) for given in (None, 0, 1)}
-    assert [config.effective_zero_stage for config in stages.values()] == [2, 0, 1]
+        RuntimeConfig(strategy="deepspeed", zero_stage=4, nproc_per_node=2)
+    stages = {given: RuntimeConfig(strategy="deepspeed", zero_stage=given, nproc_per_node=2) for given in (None, 0, 3)}
+    assert [config.effective_zero_stage for config in stages.values()] == [2, 0, 3]
     assert RuntimeConfig().effective_zero_stage == 0
 
 

@@ -7,8 +7,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training.engines.shared_network import ZERO, Case, on_one_rank, on_two_ranks, worst_difference
+from tests.training.engines.shared_network import (
+    SETTINGS,
+    ZERO,
+    Case,
+    build,
+    on_one_rank,
+    on_two_ranks,
+    spread_ranks,
+    train,
+    worst_difference,
+)
 from tests.training.same_run import assert_same_tensors
+from training.engines.choose import build_engine
+from training.engines.weights import shape_of
+from training.models.sampling import SamplingSettings, sample_responses
+from training.world import World, current_world
 
 pytest.importorskip("deepspeed")  # here, that the ranks need not import it each
 
@@ -32,3 +46,28 @@ def test_state_goes_back_bit_for_bit(base_folder: Path, tmp_path: Path, stage: i
     case = Case(base_folder, lora=True, head=True)
     straight = on_two_ranks(ZERO[stage], case, tmp_path / "straight", steps=3)
     assert_same_tensors(on_two_ranks(ZERO[stage], case, tmp_path / "cut", steps=3, cut=2), straight)
+
+
+def test_at_stage_3_a_rank_keeps_parts_and_has_all_of_it_for_drawing(base_folder: Path):
+    """While it draws, a rank asks nothing of the other, which draws less or more; afterwards parts are left again."""
+    case, settings = Case(base_folder, lora=True, head=True), SamplingSettings(max_new_tokens=6)
+    prompts, draws = [(5, 6, 7), (8, 9), (1, 10, 11, 12)], torch.Generator()
+    alone = sample_responses(build(case, World()), prompts, settings, draws.manual_seed(1))
+
+    def work() -> None:
+        world = current_world()
+        network = build(case, world)
+        assert network.head is not None
+        drawn = sample_responses(network, prompts[: 1 + 2 * world.rank], settings, draws.manual_seed(1))
+        assert drawn[0].token_ids == alone[0].token_ids
+        assert [s.token_ids for s in drawn] == [s.token_ids for s in alone] or world.is_main
+        train(network, build_engine(network, SETTINGS, world), world, range(2))
+        weights = [*network.backbone.base.parameters(), *network.head.parameters()]
+        assert all(p.numel() == 0 for p in weights), "left whole after a step"
+        parts = sum(p.ds_tensor.numel() for p in weights)
+        assert parts <= sum(shape_of(p).numel() + 1 for p in weights) / 2
+        with network.backbone.whole():
+            assert all(p.shape == shape_of(p) for p in network.backbone.base.parameters())
+        assert all(p.numel() == 0 for p in network.backbone.base.parameters())
+
+    assert spread_ranks(ZERO[3], work) == [0, 0]
