@@ -60,12 +60,15 @@ class ZeroEngine(Engine):
     def __init__(self, network: Network, settings: EngineSettings, world: World) -> None:
         super().__init__(network.parameters(), settings, world)
         self._updates = 0
-        for parameter in self.parameters.values():
-            # PEFT turns off the gradients of adapters that are not read; DeepSpeed would leave those out for good.
-            parameter.requires_grad_(True)
+        self._all_trained()
         config = zero_config(world, settings.max_grad_norm)
         self._deepspeed = start_deepspeed(Holder(self.parameters), self.optimizer, config)
         self._zero = self._deepspeed.optimizer
+
+    def _all_trained(self) -> None:
+        """PEFT turns off the gradients of adapters that are not read; DeepSpeed takes such weights for frozen ones."""
+        for parameter in self.parameters.values():
+            parameter.requires_grad_(True)
 
     def backward(self, loss: torch.Tensor, turn: Turn | None = None) -> None:
         """Add the gradient of one microbatch. With the last one, all ranks' gradients are summed."""

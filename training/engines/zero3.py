@@ -100,7 +100,8 @@ class Zero3Engine(ZeroEngine):
             bucket.clear_params()
 
     def _link_moments(self) -> None:
-        """They are looked up when asked for."""
+        """They are looked up when asked for, of weights that have gradients."""
+        self._all_trained()
 
     def _parts(self) -> list[torch.Tensor]:
         parts: list[torch.Tensor] = self._zero.fp32_partitioned_groups_flat
