@@ -71,3 +71,11 @@ def test_at_stage_3_a_rank_keeps_parts_and_has_all_of_it_for_drawing(base_folder
         assert all(p.numel() == 0 for p in network.backbone.base.parameters())
 
     assert spread_ranks(ZERO[3], work) == [0, 0]
+
+
+def test_adapters_in_float32_on_a_base_in_bfloat16_at_stage_3(base_folder: Path, tmp_path: Path):
+    """A module's weights of two types are gathered each in its own, and the head's as well."""
+    case = Case(base_folder, lora=True, head=True, dtype=torch.bfloat16)
+    two, one = on_two_ranks(ZERO[3], case, tmp_path / "two", steps=2), on_one_rank(case, steps=2)
+    assert {tensor.dtype for name, tensor in two.items() if "lora" in name} == {torch.float32}
+    torch.testing.assert_close(two["norms"], one["norms"], rtol=1e-2, atol=0)
