@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from tasks.agreement import compare, way_out
 from tasks.registry import PREVIOUS, answering
 from tasks.registry_errors import LockHeld
+from tasks.rolled_back import mend_marks
 from tasks.run_lease import leases_folder, read_lease
 from tasks.run_tags import HOME, NIGHT_NAME, home_id
 from tasks.settle import settle_unfinished
@@ -69,6 +70,7 @@ def _settle(site: Site, done: Reconciled) -> None:
         what = "the torn last line of a killed writer was sealed; it counts as not written"
         done.settled.append(f"{site.journal.log.path}: {what}")
     _mend_previous(site)
+    mend_marks(site)
     # A promotion that was just reverted was nobody's hand.
     done.moved = list(compare(site).moved if done.settled else found.moved)
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import dataclass
 
 from tasks.agreement import settled
 from tasks.journal import Entry, new_act
-from tasks.night_page import with_rollback
-from tasks.registry import CHALLENGER, CHAMPION, PREVIOUS
+from tasks.registry import CHAMPION, PREVIOUS
 from tasks.registry_errors import PromotionError, RegistryError, RollbackRefused
+from tasks.rolled_back import mark_rolled_back
 from tasks.settle import settle_unfinished
 from tasks.site import Site
-from tasks.version_tags import DIGEST, PROMOTED_AT, ROLLBACK_REASON, ROLLED_BACK_AT
+from tasks.version_tags import DIGEST, PROMOTED_AT
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +49,7 @@ def rollback(
             return Rollback(False, None, current, done)
         target = _target(site, current, to)
         _prove(site, target)
-        _switch(site, current, target, why, by)
-        _tidy(site, current, why)
+        _tidy(site, _switch(site, current, target, why, by))
     return Rollback(True, current, target, f"version {current} was rolled back to version {target}: {why}")
 
 
@@ -113,8 +111,8 @@ def _prove(site: Site, target: str) -> None:
         ) from error
 
 
-def _switch(site: Site, current: str, target: str, why: str, by: str | None) -> None:
-    """Announce, move, read back, close. Dying in between is completed by settle_unfinished."""
+def _switch(site: Site, current: str, target: str, why: str, by: str | None) -> Entry:
+    """Announce, move, read back, close; the closing line. Dying in between is completed by settle_unfinished."""
     entry = Entry(
         event="rollback_pending",
         model=site.model,
@@ -133,17 +131,13 @@ def _switch(site: Site, current: str, target: str, why: str, by: str | None) -> 
             f"the champion of {site.model} was moved by somebody else during the rollback",
             "look at the aliases in MLflow, then decide again",
         )
+    return closed
 
 
-def _tidy(site: Site, taken_down: str, why: str) -> None:
-    """Tags and helper aliases. The rollback stands whatever happens here; reconcile mends the aliases."""
+def _tidy(site: Site, closed: Entry) -> None:
+    """Tags and helper aliases. The rollback stands whatever happens here; reconcile mends what is missing."""
     try:
-        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        tags = {ROLLBACK_REASON: why, ROLLED_BACK_AT: at}
-        site.registry.tag(taken_down, tags)
-        site.registry.describe(taken_down, with_rollback(site.registry.description(taken_down), tags))
+        mark_rolled_back(site, closed)
         site.registry.put_alias(PREVIOUS, site.journal.previous_champion(site.model))
-        if site.registry.alias(CHALLENGER) == taken_down:
-            site.registry.delete_alias(CHALLENGER)
     except (RegistryError, ConnectionError) as error:
-        log.warning("version %s was rolled back, but its tags are not complete: %s", taken_down, error)
+        log.warning("version %s was rolled back, but its tags are not complete: %s", closed.taken_down, error)

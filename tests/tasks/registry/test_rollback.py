@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from tasks.promotion import promote
+from tasks.promotion import Force, promote
 from tasks.reconcile import reconcile
-from tasks.registry import CHAMPION, PREVIOUS, Version
+from tasks.registry import CHALLENGER, CHAMPION, PREVIOUS, Version
 from tasks.registry_errors import RollbackRefused
 from tasks.rollback import rollback
 from tasks.site import Site
-from tasks.version_tags import ROLLBACK_REASON
+from tasks.version_tags import ROLLBACK_REASON, ROLLED_BACK_AT
 
 Register = Callable[..., Version]
 
@@ -107,15 +107,46 @@ def test_a_champion_made_by_hand_rolls_back_to_the_journals_own(site: Site, regi
     assert rollback(site, why="nobody judged it").restored == first
 
 
-def test_half_done_rollback_is_completed(site: Site, register: Register) -> None:
+@pytest.mark.parametrize("lines", [("rollback_pending",), ("rollback_pending", "rolled_back")])
+def test_half_done_rollback_is_completed_and_told(site: Site, register: Register, lines: tuple[str, ...]) -> None:
+    """Killed before the alias had moved, and right after the act was closed."""
     first, second = promote_all(site, register, 1, 2)
-    line = {"event": "rollback_pending", "model": site.model, "act": "dead", "taken_down": second, "restored": first}
-    site.journal.log.append(line)
+    site.registry.describe(second, "version 2 was promoted by night n-0002")
+    act = {"model": site.model, "act": "dead", "taken_down": second, "restored": first, "why": "it rambles"}
+    for event in lines:
+        site.journal.log.append({"event": event, **act, "time": "2025-06-01T04:00:00Z"})
+    if len(lines) == 2:
+        site.registry.set_alias(CHAMPION, first)
+    site.registry.set_alias(CHALLENGER, second)
+
     done = reconcile(site)
-    assert "completed" in done.settled[0]
+
+    assert ["completed" in sentence for sentence in done.settled] == [True] * (2 - len(lines))
     assert site.registry.alias(CHAMPION) == first
+    assert site.registry.alias(CHALLENGER) is None
     assert list(site.journal.banned_versions(site.model)) == [second]
+    closed = site.journal.entries(site.model)[-1]
+    tags, told = site.registry.version(second).tags, site.registry.description(second)
+    assert (tags[ROLLBACK_REASON], tags[ROLLED_BACK_AT]) == ("it rambles", closed.time)
+    assert told == f"**rolled back {closed.time}: it rambles**\n\nversion 2 was promoted by night n-0002"
+
     assert reconcile(site).nothing_to_do
+    site.registry.client.delete_model_version_tag(site.model, second, ROLLED_BACK_AT)
+    reconcile(site)
+    assert site.registry.version(second).tags[ROLLED_BACK_AT] == closed.time
+    assert site.registry.description(second) == told, "killed between the text and the tags: nothing is told twice"
+
+
+def test_what_a_person_put_back_is_not_marked_again(site: Site, register: Register) -> None:
+    _, second = promote_all(site, register, 1, 2)
+    rollback(site, why="it rambles")
+    promote(site, second, judged_against="1", force=Force("Ada", "it does not"))
+    site.registry.client.delete_model_version_tag(site.model, second, ROLLED_BACK_AT)
+    reconcile(site)
+    assert ROLLED_BACK_AT not in site.registry.version(second).tags
+    rollback(site, why="it does")
+    assert site.registry.version(second).tags[ROLLBACK_REASON] == "it does"
+    assert site.registry.description(second).startswith("**rolled back 20")
 
 
 def test_asked_again_after_a_promotion_that_was_reverted_it_still_changes_nothing(
