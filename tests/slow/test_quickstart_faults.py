@@ -40,6 +40,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ROUNDS = 5
 BAD_ROUND = 3
+SHORT = {"rounds": ROUNDS, "train_batch_size": 192, "ppo_epochs": 2}
+"""Six steps a round, so that the faults below name their step."""
 Build = Callable[..., tuple[PPOLoop, Watch]]
 
 
@@ -50,7 +52,7 @@ def build(quickstart: QuickstartNight, tmp_path) -> Build:
     def make(**ppo: Any) -> tuple[PPOLoop, Watch]:
         config = quickstart.config
         sections = sections_of(config) | {
-            "ppo": config.ppo.model_copy(update={"rounds": ROUNDS} | ppo),
+            "ppo": config.ppo.model_copy(update=SHORT | ppo),
             "guards": GuardsConfig(rules=default_rules(), kl_probe_prompts=64, perplexity_steps=10_000),
         }
         store = shutil.copytree(quickstart.home / "store", tmp_path / "store")
