@@ -35,7 +35,7 @@ def draw_frontiers(found: Sequence[RunResult], file: Path) -> None:
         _draw(axis, runs, ["offline", "weights", "replay", "best_random", "best_worst", "power"],
               "PPO on stored answers, best of its variants", "tab:grey")  # fmt: skip
         _draw(axis, runs, ["fresh"], "PPO, fresh samples, no filter", "tab:green")
-        _draw(axis, runs, ["adapter"], "default with an adapter", "tab:purple")
+        _draw(axis, runs, ["filtered"], "PPO, fresh samples, best + worst", "tab:purple")
         _draw(axis, runs, ["default"], "shipped default", "tab:blue")
         axis.set(title=f"{noise:.0%} of the labels flipped", xlabel="KL to the reference, nats a token", xlim=(0, 0.3))
         axis.grid(alpha=0.3)

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.benchmarks.alignment import figures
 from tests.benchmarks.alignment.curves import Interval, by_variant, gold_at, interval, needed, within
 from tests.benchmarks.alignment.results import RunResult, read_results
-from tests.benchmarks.alignment.variants import DPO_RATES, FILTERS, MAIN, REUSE, dpo_name, label_of
+from tests.benchmarks.alignment.variants import CHAIN, DPO_RATES, FILTERS, FRESH, REUSE, dpo_name, label_of
 
 Runs = dict[str, dict[int, RunResult]]
 NOISES = (0.0, 0.1, 0.25)
@@ -37,7 +37,7 @@ def _noise_section(runs: Runs, noise: float) -> str:
         "| --- | --- | --- | --- | --- | --- | --- | --- |", _reference_row(runs),
     ]  # fmt: skip
     best = best_dpo(runs)
-    names = [dpo_name(rate) for rate in DPO_RATES] + [v.name for v in MAIN[3:]] + ["fresh", "adapter", "default"]
+    names = [dpo_name(rate) for rate in DPO_RATES] + [v.name for v in (*CHAIN, *FRESH)] + ["default"]
     lines += [_row(runs, name, best) for name in names if name in runs]
     return "\n".join([*lines, "", *_against_dpo(runs, best), ""])
 
@@ -73,7 +73,8 @@ def _row(runs: Runs, name: str, best: str | None) -> str:
 
 def _against_dpo(runs: Runs, best: str | None) -> list[str]:
     """Frontiers in words: gold at a variant's own KL, against what DPO has at that KL."""
-    found = [_frontier_sentence(runs, best, name) for name in ("default", "adapter", "fresh") if best and name in runs]
+    names = ("default", *(v.name for v in FRESH))
+    found = [_frontier_sentence(runs, best, name) for name in names if best and name in runs]
     return [line for line in found if line]
 
 
@@ -122,7 +123,7 @@ def _judges(found: Sequence[RunResult]) -> str:
 def _reuse(runs: Runs) -> str:
     if "once" not in runs:
         return ""
-    rows = _savings(runs, "once", [v.name for v in REUSE], "fresh")
+    rows = _savings(runs, "once", [*(v.name for v in REUSE), "default"], "fresh")
     head = [
         "### Does using samples again save samples? (10 % flipped)", "",
         "Target: the gold where `each fresh sample used once` ends in that seed.", "",
@@ -132,7 +133,7 @@ def _reuse(runs: Runs) -> str:
 
 
 def _filters(runs: Runs, noise: float) -> str:
-    names = ["fresh", "default", *(v.name for v in FILTERS)]
+    names = ["fresh", "filtered", *(v.name for v in FILTERS)]
     if "fresh" not in runs or "fresh_power" not in runs:
         return ""
     head = [

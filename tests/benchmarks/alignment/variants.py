@@ -38,19 +38,14 @@ REWARDS: dict[str, tuple[str, ...]] = {
 }
 """Reward models by name, as overrides of the reward and distill sections."""
 
-_STORED = ("rollout.n=0", "ppo.rounds=18")
+_TWICE = ("replay.stored_share=0.3", "ppo.rounds=7", "ppo.train_batch_size=192", "ppo.ppo_epochs=2")
+"""Smaller rounds that use each answer twice: what the quickstart shipped before, and what filters are compared on."""
+_STORED = (*_TWICE, "rollout.n=0", "ppo.rounds=18")
 _PLAIN = (*_STORED, "replay.filter=none", "replay.importance_weights=false", "replay.prioritized=false")
 _WEIGHTED = (*_STORED, "replay.filter=none", "replay.importance_weights=true", "replay.prioritized=false")
 _REPLAY = (*_STORED, "replay.filter=none", "replay.importance_weights=true", "replay.prioritized=true")
 
-MAIN = (
-    Variant("default", "shipped default"),
-    Variant(
-        "adapter",
-        "default, an adapter trained instead of every weight",
-        ("ppo.lora_rank=16", "ppo.lora_alpha=32", "ppo.actor_lr=5e-4", "ppo.critic_lr=1e-3"),
-    ),
-    Variant("fresh", "+ fresh samples, no filter", ("replay.filter=none",)),
+CHAIN = (
     Variant("offline", "offline PPO, stored answers alone", _PLAIN),
     Variant("weights", "+ importance weights", _WEIGHTED),
     Variant("replay", "+ prioritised replay", _REPLAY),
@@ -58,28 +53,40 @@ MAIN = (
     Variant("best_worst", "+ PF filter best + worst", (*_REPLAY, "replay.filter=best_worst")),
     Variant("power", "+ PF filter power", (*_REPLAY, "replay.filter=power")),
 )
-"""The table of the main comparison, most telling first; each line of the chain adds to the one above."""
+"""Each line adds to the one above; of the filters each to prioritised replay."""
+
+FRESH = (
+    Variant("fresh", "+ fresh samples, no filter", (*_TWICE, "replay.filter=none")),
+    Variant("filtered", "+ fresh samples, best + worst (shipped before)", (*_TWICE, "replay.filter=best_worst")),
+    Variant(
+        "adapter",
+        "default, an adapter trained instead of every weight",
+        ("ppo.lora_rank=16", "ppo.lora_alpha=32", "ppo.actor_lr=5e-4", "ppo.critic_lr=1e-3"),
+    ),
+)
+
+MAIN = (Variant("default", "shipped default: each answer three times, no filter"), *FRESH, *CHAIN)
+"""The table of the main comparison, most telling first."""
 
 FILTERS = (
-    Variant("fresh_best_random", "fresh samples, best + random", ("replay.filter=best_random",)),
-    Variant("fresh_power", "fresh samples, power", ("replay.filter=power",)),
+    Variant("fresh_best_random", "fresh samples, best + random", (*_TWICE, "replay.filter=best_random")),
+    Variant("fresh_power", "fresh samples, power", (*_TWICE, "replay.filter=power")),
 )
-"""Filters where they have something to choose from: five fresh answers a prompt. The default is best + worst."""
+"""Filters where they have something to choose from: five fresh answers a prompt."""
 
-_ONCE = ("replay.filter=none", "replay.stored_share=0", "ppo.train_batch_size=320", "ppo.ppo_mini_batch_size=64")
+_ONCE = (
+    "replay.filter=none", "replay.stored_share=0", "ppo.rounds=7", "ppo.train_batch_size=320",
+    "ppo.ppo_mini_batch_size=64",
+)  # fmt: skip
 REUSE = (
     Variant("once", "each fresh sample used once", (*_ONCE, "ppo.ppo_epochs=1")),
     Variant("epochs", "each fresh sample used in three epochs", (*_ONCE, "ppo.ppo_epochs=3")),
-    Variant(
-        "reuse",
-        "three epochs, and half as many stored answers beside",
-        ("replay.filter=none", "replay.stored_share=0.34", "ppo.train_batch_size=480", "ppo.ppo_epochs=3"),
-    ),
 )
-"""What using a sample again is worth."""
+"""What using a sample again is worth; the default does so too, with half as many stored answers beside."""
 
 _UNBOUND = (
-    "ppo.rounds=24", "ppo.kl_ctrl.type=fixed", "ppo.kl_ctrl.kl_coef=0.0", "ppo.select_best=false", "guards.rules=[]",
+    *_TWICE, "replay.filter=best_worst", "ppo.rounds=24", "ppo.kl_ctrl.type=fixed", "ppo.kl_ctrl.kl_coef=0.0",
+    "ppo.select_best=false", "guards.rules=[]",
 )  # fmt: skip
 OVEROPTIMISE = (
     Variant("over_single", "one head", _UNBOUND, "single", 2.0),
