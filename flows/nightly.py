@@ -24,6 +24,7 @@ from flows.stopping import leave_if_embedded
 from tasks.act_runs import GATE, PROMOTE, REGISTER, acting
 from tasks.admission import admit_night
 from tasks.catch_up import catch_up
+from tasks.enough_samples import check_samples
 from tasks.finish_late import finish_late
 from tasks.headline import headline
 from tasks.home import home_of
@@ -222,7 +223,11 @@ def _after_validation(request: NightRequest, night: NightWork) -> str | None:
     snapshot = night.results["validate"].output("snapshot")
     night.note(snapshot_sha256=snapshot.sha256)
     same = None if request.again else same_snapshot_before(night.book, night.state, snapshot.sha256)
-    return None if same is None else f"the new files hold the same rows as night {same.night}"
+    if same is not None:
+        return f"the new files hold the same rows as night {same.night}"
+    if not request.force:
+        check_samples(night.config, Path(snapshot.path), has_champion=night.state.champion is not None)
+    return None
 
 
 def _promote(request: NightRequest, night: NightWork, decision: GateDecision, version: str) -> str | None:

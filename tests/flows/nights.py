@@ -31,7 +31,9 @@ CONFIG: dict[str, Any] = {
     },
     "models": {"base": "quickstart", "max_prompt_length": 64, "max_response_length": 64},
     "gates": {
-        "rules": [{"metric": "reward", "direction": "higher", "baseline": "reference", "min_improvement": 0}]
+        "rules": [
+            {"metric": "reward", "direction": "higher", "baseline": "reference", "min_improvement": 0, "min_n": 5}
+        ]
     },
     "runtime": {"retries": 1, "threads": 1, "min_free_disk_gb": 0},
 }

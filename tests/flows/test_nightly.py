@@ -273,3 +273,13 @@ def test_a_second_night_meanwhile_is_skipped(nights) -> None:
         state = nights.run()
     assert (state.name, state.is_completed()) == ("Skipped", True)
     assert "another night is running" in state.message
+
+
+def test_a_gate_that_too_few_samples_can_pass_is_said_before_any_training(nights) -> None:
+    """Twelve prompts are held out of sixty pairs."""
+    rule = "{metric: reward, direction: higher, baseline: reference, min_improvement: 0, min_n: 30}"
+    state = nights.run(f"gates.rules=[{rule}]")
+    assert state.is_failed()
+    assert "reward_vs_reference needs 30 samples" in state.message
+    assert [stage for stage, _ in nights.heard.ended] == ["validate"]
+    assert nights.heard.pages, "the night's page tells it"
