@@ -201,6 +201,8 @@ def picture_mlflow(camera: Camera, address: str, night: Night) -> None:
         both = quote(f'["{night.run}","{night.earlier}"]')
         experiment = quote(f'["{night.experiment}"]')
         camera.open(f"{address}/#/compare-runs?runs={both}&experiments={experiment}", "Comparing")
+        # It opens with a plot of one metric; the numbers of both nights side by side are in a box further down.
+        camera.scroll_to("//*[normalize-space(text())='Metrics']")
         camera.save("mlflow-compare")
 
 
