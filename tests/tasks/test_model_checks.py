@@ -107,7 +107,8 @@ def test_a_path_that_the_system_refuses_is_told_with_its_key(small: str) -> None
 
 def test_everything_is_told_at_once(small: str) -> None:
     asked = {"student_layers": 9, "max_prompt_length": 5000, "max_response_length": 100}
-    told = refusal(config_of(small, asked | {"teacher": "/nowhere"}))
+    room = {"max_tokens_per_microbatch": 10_200}
+    told = refusal(config_of(small, asked | {"teacher": "/nowhere"}, reward=room, distill=room))
     assert all(words in told for words in ("student_layers is 9", "= 5100 tokens", "/nowhere: no such folder"))
 
 

@@ -48,6 +48,7 @@ def _fork(work: Callable[[], object]) -> int:
     if child == 0:
         code = 1
         try:
+            _make_thread_pool_anew()
             work()
             code = 0
         except BaseException:
@@ -56,6 +57,14 @@ def _fork(work: Callable[[], object]) -> int:
         finally:
             os._exit(code)
     return child
+
+
+def _make_thread_pool_anew() -> None:
+    """A forked torch replaces its pool of threads when one is first asked for, and two threads that ask at once (as
+    transformers does while it loads) can find none. So it is asked for here, by one."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(torch.get_num_threads())
 
 
 def run_ranks(size: int, work: Callable[[], object], seconds: float = 180.0) -> list[int]:
