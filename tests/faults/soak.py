@@ -162,8 +162,9 @@ class Soak:
         wrong, counts = self.counts.wrong, self.counts
         counts.settled += len(seen["settled"])
         counts.torn_lines = seen["torn_lines"]
-        if fault == "bytes changed":
-            self.spoilt |= set(seen["lost"]) - self.known
+        if fault == "bytes changed" and seen["nights"]:
+            # The newest one, whose bytes this fault changes: of this night, or of one that it has gone on with.
+            self.spoilt |= set(seen["lost"]) & {max(seen["nights"], key=int)}
         for version in sorted((self.known - set(seen["nights"])) | (set(seen["lost"]) - self.spoilt)):
             wrong("lost versions", f"{fault}: version {version}")
         self.known |= set(seen["nights"])
