@@ -288,8 +288,7 @@ class NightRun:
 
 def _read_state(home: Path, night: str) -> _State | None:
     try:
-        content: Any = json.loads((_folder(home, night) / STATE).read_text(encoding="utf-8"))
-        return _State(**content)
+        return _State(**json.loads((_folder(home, night) / STATE).read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError):
