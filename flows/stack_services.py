@@ -14,6 +14,7 @@ from pathlib import Path
 from flows.stack_postgres import Postgres
 from tasks.home import VARIABLE
 from tasks.launch_plan import ROOT
+from tasks.mlflow_client import SERVER_ENVIRONMENT
 
 LOOPBACK = "127.0.0.1"
 DATABASES = ("prefect", "mlflow")
@@ -124,10 +125,7 @@ def _mlflow(folder: Path, ports: Ports, cluster: Postgres) -> Service:
         "--allowed-hosts", hosts,
     ]  # fmt: skip
     # The database's address holds a password, and command lines can be read by everyone.
-    told = {
-        "MLFLOW_BACKEND_STORE_URI": cluster.url("psycopg2", "mlflow"),
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-    }
+    told = SERVER_ENVIRONMENT | {"MLFLOW_BACKEND_STORE_URI": cluster.url("psycopg2", "mlflow")}
     return Service(
         name="mlflow",
         command=command,

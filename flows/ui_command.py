@@ -17,13 +17,11 @@ from rich.console import Console
 from configs.credentials import without_credentials
 from configs.errors import NightjarError
 from tasks.last_config import sites_of
-from tasks.mlflow_client import ARTIFACTS, is_embedded, missing_database, mlflow_environment
+from tasks.mlflow_client import ARTIFACTS, SERVER_ENVIRONMENT, is_embedded, missing_database, mlflow_environment
 
 LOG = "ui.log"
 _START_SECONDS = 180.0
 _GRACE_SECONDS = 10.0
-# MLflow's background jobs (scorers, gateways) start a handful of processes that nothing here uses.
-_ENVIRONMENT = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 
 
 def ui_command(home: Path, uri: str, port: int) -> list[str]:
@@ -56,7 +54,7 @@ def _serve(home: Path, uri: str, port: int, console: Console) -> int:
     with log.open("wb") as output:
         server = subprocess.Popen(
             ui_command(home, uri, port),
-            env=os.environ | mlflow_environment() | _ENVIRONMENT,
+            env=os.environ | mlflow_environment() | SERVER_ENVIRONMENT,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -30,6 +30,7 @@ from tasks.preflight import (
     nearest_folder,
     require_database,
 )
+from tasks.server_clocks import clocks_apart
 
 Health = Literal["good", "look", "bad"]
 PACKAGES = ("torch", "transformers", "peft", "prefect", "mlflow", "great-expectations", "pyarrow")
@@ -54,12 +55,13 @@ def examine(home: Path, config: NightConfig | None) -> list[Finding]:
         ("cores", _cores),
         ("gpu", _gpus),
         ("home", lambda: _home(home, config)),
-        ("clock", _clock),
+        ("clock", lambda: _clock(home, config)),
         ("mlflow", lambda: _mlflow(home, config)),
         ("prefect", _prefect),
     ]
     if config is not None:
         checks += [
+            ("data", lambda: _data(config)),
             ("models", lambda: _refusal("models", "every model folder is complete", lambda: check_models(config))),
             ("reward", lambda: _refusal("reward", "reward functions are there", lambda: check_reward_function(config))),
         ]
@@ -126,11 +128,34 @@ def _home(home: Path, config: NightConfig | None) -> Finding:
     return _refusal("home", good, lambda: check_home(nearest_folder(home), least))
 
 
-def _clock() -> Finding:
+def _data(config: NightConfig) -> Finding:
+    from training.data.look import look_at  # brings pyarrow
+
+    if config.data.source is None:
+        return Finding("data", "good", "made by the built-in generator, night by night")
+    try:
+        seen = look_at(config.data)
+    except NightjarError as error:
+        return Finding("data", "bad", str(error))
+    return Finding("data", "look" if seen.bad else "good", seen.sentence)
+
+
+def _clock(home: Path, config: NightConfig | None) -> Finding:
     zone = "/".join(time.tzname)
     if time.time() < 1_700_000_000:
         return Finding("clock", "bad", "the clock is years slow; set it, or schedules and leases go wrong")
+    if apart := clocks_apart(_servers(home, config)):
+        words = "set both by NTP: schedules, signs of life and stale nights are judged by both"
+        return Finding("clock", "look", f"{'; '.join(apart)}; {words}")
     return Finding("clock", "good", f"{time.strftime('%Y-%m-%d %H:%M:%S')} {zone}; schedules name their own time zone")
+
+
+def _servers(home: Path, config: NightConfig | None) -> Iterator[tuple[str, str]]:
+    tracking = tracking_uri_of(home, config.registry.tracking_uri if config is not None else None)
+    if tracking.startswith("http"):
+        yield "MLflow", f"{tracking.rstrip('/')}/health"
+    if url := os.environ.get("PREFECT_API_URL"):
+        yield "Prefect", f"{url.rstrip('/')}/health"
 
 
 def _mlflow(home: Path, config: NightConfig | None) -> Finding:

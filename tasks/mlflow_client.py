@@ -52,6 +52,10 @@ def missing_database(uri: str) -> Path | None:
         return Path(name)
 
 
+SERVER_ENVIRONMENT = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+"""For every `mlflow server` of ours: its background jobs (scorers, gateways) are seven processes that nothing uses."""
+
+
 def mlflow_environment() -> dict[str, str]:
     """Variables a child process needs to speak to MLflow as we do; what the user has set stays."""
     defaults = _QUIET | _BOUNDED

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tasks.launch_plan import ROOT, free_port
-from tasks.mlflow_client import mlflow_environment
+from tasks.mlflow_client import SERVER_ENVIRONMENT, mlflow_environment
 
 START_SECONDS = 600.0
 
@@ -63,7 +63,7 @@ def mlflow_server(folder: Path) -> Server:
     arguments = ["mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     arguments += ["--backend-store-uri", f"sqlite:///{folder}/server.db", "--artifacts-destination", f"{folder}/store"]
     arguments += ["--allowed-hosts", f"127.0.0.1:{port}"]
-    return Server(folder, arguments, port, "/health", plain_environment() | mlflow_environment())
+    return Server(folder, arguments, port, "/health", plain_environment() | mlflow_environment() | SERVER_ENVIRONMENT)
 
 
 def prefect_server(folder: Path) -> Server:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from configs.errors import NightjarError
+from tasks.mlflow_client import SERVER_ENVIRONMENT
 from tasks.prefect_health import check_prefect
 from tasks.reachability import require_tracking
 from tasks.registry_errors import TrackingUnavailable
@@ -44,7 +45,7 @@ def test_mlflow_lets_in_who_has_an_account(start, port: int, tmp_path: Path, mon
     settings = {"MLFLOW_AUTH_CONFIG_PATH": str(accounts), "MLFLOW_FLASK_SERVER_SECRET_KEY": "pl4nted-key"}
     store = f"sqlite:///{tmp_path}/mlflow.db"
     command = ["mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--backend-store-uri", store]
-    start([*command, "--app-name", "basic-auth", "--workers", "1"], settings, f"{url}/health")
+    start([*command, "--app-name", "basic-auth", "--workers", "1"], settings | SERVER_ENVIRONMENT, f"{url}/health")
     monkeypatch.delenv("MLFLOW_TRACKING_USERNAME", raising=False)
     monkeypatch.delenv("MLFLOW_TRACKING_PASSWORD", raising=False)
     with pytest.raises(TrackingUnavailable, match="MLFLOW_TRACKING_USERNAME"):

@@ -21,7 +21,7 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 from configs.schema.registry import RegistryConfig
 from tasks.candidate import RegisterRun, ServingSettings, register_candidate
-from tasks.mlflow_client import ARTIFACTS, connect, mlflow_environment
+from tasks.mlflow_client import ARTIFACTS, SERVER_ENVIRONMENT, connect, mlflow_environment
 from tasks.model_manifest import ModelFiles
 from tasks.registry import Version
 from tasks.serving import ServingWorker
@@ -173,7 +173,7 @@ def start_server() -> Iterator[Callable[[Path, int, str], subprocess.Popen[bytes
         command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
         command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{folder}/server.db"]
         command += ["--artifacts-destination", str(folder / "store"), "--allowed-hosts", allowed_hosts]
-        environment = os.environ | mlflow_environment()
+        environment = os.environ | mlflow_environment() | SERVER_ENVIRONMENT
         with (folder / "server.txt").open("ab") as log:
             server = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=folder, process_group=0)
         started.append(server)
