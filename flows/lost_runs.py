@@ -1,4 +1,4 @@
-"""Runs that Prefect believes to go on although nobody is at them: their worker was killed with them.
+"""Runs that Prefect believes to go on although nobody is at them: their worker was killed with them, or before them.
 
 Prefect does not notice. Such a run would look alive for ever, and keep its place in the pool. Whether a run has a
 process is known for certain from its own lock in the home, which the kernel opens when the process is gone.
@@ -26,36 +26,47 @@ from prefect.states import Crashed
 from tasks.locks import holder_of, run_lock_path
 
 FLOWS = ("nightly", "train", "watch", "approve", "rollback", "reconcile")
-_AT_WORK = [StateType.RUNNING, StateType.CANCELLING, StateType.PAUSED]
-"""States of a run that has a process. One that waits for a person's answer waits in its process."""
+_AT_WORK = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING, StateType.PAUSED]
+"""States that take a place in the pool. A run that waits for a person's answer waits in its process."""
 _STARTING_SECONDS = 300.0
+_PENDING_SECONDS = 3600.0
+"""From a worker's taking a run to its process: images are pulled, and nodes with a GPU are waited for."""
 _ENDING_SECONDS = 15.0
 
 
 def close_lost_runs(
-    home: Path, chain: str, starting_seconds: float = _STARTING_SECONDS, ending_seconds: float = _ENDING_SECONDS
+    home: Path,
+    chain: str,
+    starting_seconds: float = _STARTING_SECONDS,
+    ending_seconds: float = _ENDING_SECONDS,
+    pending_seconds: float = _PENDING_SECONDS,
 ) -> list[str]:
     """Call the runs of the chain's deployments crashed that have no process; say which.
 
     A run that began less than `starting_seconds` ago may not have come to its lock, one that has just let go of it may
-    not have reported its end: the first is left alone, the second gets `ending_seconds`.
+    not have reported its end: the first is left alone, the second gets `ending_seconds`. One a worker took that
+    has not begun is left alone for `pending_seconds`. Should it begin later all the same, its locks and leases keep it
+    from doing anything twice.
     """
     if not home.is_dir():  # it says nothing about anybody
         return []
     with get_client(sync_client=True) as client:
-        if not _without_process(client, home, chain, starting_seconds):
+        if not _without_process(client, home, chain, starting_seconds, pending_seconds):
             return []
         time.sleep(ending_seconds)
-        lost = _without_process(client, home, chain, starting_seconds)
+        lost = _without_process(client, home, chain, starting_seconds, pending_seconds)
         for run in lost:
             client.set_flow_run_state(run.id, Crashed(message="its process is gone; found by reconcile"), force=True)
             run_lock_path(home, str(run.id)).unlink(missing_ok=True)
     return [f"flow run {run.name} went on without a process and is called crashed" for run in lost]
 
 
-def _without_process(client: SyncPrefectClient, home: Path, chain: str, starting_seconds: float) -> list[FlowRun]:
+def _without_process(
+    client: SyncPrefectClient, home: Path, chain: str, starting_seconds: float, pending_seconds: float
+) -> list[FlowRun]:
     runs = [run for flow in FLOWS for run in _under_way(client, f"{flow}/{chain}")]
-    return [run for run in runs if _age(run) > starting_seconds and not holder_of(run_lock_path(home, str(run.id)))]
+    late = [run for run in runs if _age(run) > (pending_seconds if _is_pending(run) else starting_seconds)]
+    return [run for run in late if not holder_of(run_lock_path(home, str(run.id)))]
 
 
 def _under_way(client: SyncPrefectClient, deployment: str) -> list[FlowRun]:
@@ -69,5 +80,11 @@ def _under_way(client: SyncPrefectClient, deployment: str) -> list[FlowRun]:
     )
 
 
+def _is_pending(run: FlowRun) -> bool:
+    return run.state is not None and run.state.is_pending()
+
+
 def _age(run: FlowRun) -> float:
-    return (datetime.now(UTC) - run.start_time).total_seconds() if run.start_time is not None else 0.0
+    """Seconds since a worker took it, or since it first began."""
+    since = run.state.timestamp if run.state is not None and _is_pending(run) else run.start_time
+    return (datetime.now(UTC) - since).total_seconds() if since is not None else 0.0

@@ -38,6 +38,13 @@ class Server:
             self.client.set_flow_run_state(run.id, state, force=True)
         return run.id
 
+    def taken(self, flow: str) -> uuid.UUID:
+        """A run whose worker was killed before the run had a process."""
+        deployment = self.client.read_deployment_by_name(f"{flow}/{self.chain}")
+        run = self.client.create_flow_run_from_deployment(deployment.id)
+        self.client.set_flow_run_state(run.id, Pending(), force=True)
+        return run.id
+
     def state_of(self, run: uuid.UUID) -> State:
         state = self.client.read_flow_run(run).state
         assert state is not None
@@ -75,8 +82,18 @@ def test_runs_that_are_at_work_that_ended_and_of_other_chains_are_left_alone(ser
     assert server.state_of(done).is_completed()
 
 
+def test_a_run_that_was_taken_and_never_began_is_called_crashed_after_an_hour(server: Server, tmp_path: Path) -> None:
+    taken = server.taken("nightly")
+    assert close_lost_runs(tmp_path, server.chain, 0.0, 0.0) == [], "an image may be on its way"
+    with held_lock(run_lock_path(tmp_path, str(taken)), "just begun"):
+        assert close_lost_runs(tmp_path, server.chain, 0.0, 0.0, 0.0) == []
+    (told,) = close_lost_runs(tmp_path, server.chain, 0.0, 0.0, 0.0)
+    assert server.client.read_flow_run(taken).name in told
+    assert server.state_of(taken).is_crashed()
+
+
 def test_reconcile_closes_them_and_not_itself(server: Server, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(close_lost_runs, "__defaults__", (0.0, 0.0))
+    monkeypatch.setattr(close_lost_runs, "__defaults__", (0.0, 0.0, 3600.0))
     lost = server.run_of("watch")
     request = ReconcileRequest(home=str(tmp_path), chain=server.chain, deployment=f"nightly/{server.chain}")
     state = reconcile(request, return_state=True)
