@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +12,7 @@ from rich.markup import escape
 
 from configs.errors import NightjarError
 from flows.deploy_command import register as register_deploy
+from flows.farewell import leave
 from training.disk import full_disk_in_words
 
 HELP = """[bold]Nightjar[/]: nightly offline RLHF that a team can leave alone.
@@ -266,7 +266,9 @@ def main() -> None:
             app()
     except NightjarError as error:
         Console(stderr=True).print(f"[red]error[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-        sys.exit(EXIT_USER)
+        leave(SystemExit(EXIT_USER))
+    except SystemExit as ending:
+        leave(ending)
 
 
 def _home(home: Path | None) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from configs.schema import NightConfig
 from tasks.night_state import NightBook, NightState
@@ -29,3 +30,13 @@ def run_night(home: Path, name: str, index: int = 1, when: float = 0.0, **regist
     book.save_config(night, config)
     os.utime(book.folder(night) / "config.json", (when, when))
     return book.folder(night)
+
+
+def keep_undecided(home: Path, night: str, index: int, version: str, **more: Any) -> NightState:
+    """A night whose gate could not decide, and whose version waits for a person."""
+    state = NightState(
+        night=night, index=index, name=night.rpartition("-")[0], config_hash="c", fingerprint="f", started=1.0,
+        status="finished", verdict="INCONCLUSIVE", version=version, **more,
+    )  # fmt: skip
+    NightBook(home).save(state)
+    return state

@@ -8,12 +8,13 @@ import pytest
 
 from tasks.approval import AnswerTooLate, Undecided, promote_approved, refuse, undecided_night
 from tasks.locks import held_lock
-from tasks.night_state import FrozenChampion, NightBook, NightState
+from tasks.night_state import FrozenChampion, NightBook
 from tasks.promotion import Force, promote
 from tasks.registry import CHAMPION, Version
 from tasks.registry_errors import BannedVersion, LockHeld
 from tasks.rollback import rollback
 from tasks.site import Site
+from tests.stored_nights import keep_undecided
 
 ADA, EVE = Force("Ada", "read thirty answers"), Force("Eve", "looks right")
 NIGHT = "q-0002"
@@ -25,20 +26,7 @@ def forms(site: Site, register: Callable[..., Version]) -> Callable[[], Undecide
     first, second = register(1).number, register(2, NIGHT).number
     promote(site, first, judged_against=None)
     champion = FrozenChampion(version=first, digest="d", model="m")
-    state = NightState(
-        night=NIGHT,
-        index=2,
-        name="q",
-        config_hash="c",
-        fingerprint="f",
-        started=1.0,
-        status="finished",
-        verdict="INCONCLUSIVE",
-        version=second,
-        champion=champion,
-        champion_frozen=True,
-    )
-    NightBook(site.home).save(state)
+    keep_undecided(site.home, NIGHT, 2, second, champion=champion, champion_frozen=True)
     return lambda: Undecided(site, NightBook(site.home), NightBook(site.home).load(NIGHT))
 
 

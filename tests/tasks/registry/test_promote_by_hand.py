@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tasks.approval import undecided_night
-from tasks.night_state import NightBook, NightState
+from tasks.night_state import NightBook
 from tasks.promote_by_hand import promote_by_hand
 from tasks.promotion import Force, promote
 from tasks.registry import CHAMPION, PREVIOUS, Version
@@ -15,6 +15,7 @@ from tasks.registry_errors import BannedVersion, PromotionError, PromotionRaced,
 from tasks.rollback import rollback
 from tasks.site import Site
 from tasks.version_tags import FORCED, JUDGED_AGAINST, VERDICT
+from tests.stored_nights import keep_undecided
 
 Register = Callable[..., Version]
 FORCE = Force("Ada", "read thirty answers")
@@ -91,18 +92,7 @@ def test_the_night_of_the_version_tells_it_and_waits_for_nobody(
 ) -> None:
     promote(site, register(1).number, judged_against=None)
     number = judged(site, register, 2, "INCONCLUSIVE", "1")
-    state = NightState(
-        night="night-2",
-        index=2,
-        name="night",
-        config_hash="c",
-        fingerprint="f",
-        started=1.0,
-        status="finished",
-        verdict="INCONCLUSIVE",
-        version=number,
-    )
-    NightBook(site.home).save(state)
+    keep_undecided(site.home, "night-2", 2, number)
     monkeypatch.setattr("tasks.approval.site_of", lambda home, chain: site)
     assert undecided_night(site.home) is not None
     promote_by_hand(site, number, "Ada", FORCE)

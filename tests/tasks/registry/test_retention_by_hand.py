@@ -10,13 +10,13 @@ from flows.registry_commands import retain_versions
 from tasks.journal import Journal
 from tasks.locks import held_lock
 from tasks.night_lock import LOCK
-from tasks.night_state import NightBook, NightState
 from tasks.promotion import promote
 from tasks.registry import CHALLENGER, CHAMPION, ModelRegistry, Version
 from tasks.registry_errors import LockHeld, RegistryError
 from tasks.retention import retain
 from tasks.rollback import rollback
 from tasks.site import Site
+from tests.stored_nights import keep_undecided
 
 Register = Callable[..., Version]
 
@@ -80,18 +80,7 @@ def test_a_version_that_waits_for_a_person_stays(site: Site, register: Register)
     waiting, later = register(1, "a-0001").number, register(2, "b-0001").number
     promote(site, later, judged_against=None)
     site.registry.delete_alias(CHALLENGER)
-    state = NightState(
-        night="a-0001",
-        index=1,
-        name="a",
-        config_hash="c",
-        fingerprint="f",
-        started=1.0,
-        status="finished",
-        verdict="INCONCLUSIVE",
-        version=waiting,
-    )
-    NightBook(site.home).save(state)
+    keep_undecided(site.home, "a-0001", 1, waiting)
     decided = retain(site, keep=0)
     assert (decided.delete, decided.protected[waiting]) == ((), "night a-0001 waits for a person's answer")
 
