@@ -1,7 +1,7 @@
 """The end of a command: Prefect's last events are waited for, but not for ever.
 
-Prefect sends them at exit one after the other and tries eleven times with each, eight seconds in all. A server that went
-away during a night kept the finished process for minutes.
+Prefect sends them at exit one after the other, and tries each eleven times in eight seconds. A server that went away
+during a night kept the finished process for minutes.
 """
 
 from __future__ import annotations
