@@ -88,6 +88,11 @@ class Standing:
     last_closed: Entry | None = None
     last_change: Entry | None = None
 
+    def bans(self, version: str) -> bool:
+        """Whether it, or the same weights under another number, was rolled back and not forced since."""
+        weights = self.promoted.get(version)
+        return version in self.banned or (weights is not None and weights in self.banned.values())
+
 
 class Journal:
     """Reads and writes `<home>/journal.jsonl`. Every question is answered by reading the file again."""
@@ -117,10 +122,16 @@ class Journal:
         return tuple(self.standing(model).champions)
 
     def previous_champion(self, model: str, current: str | None = None) -> str | None:
-        """Whom a rollback of `current` restores (null: of the journal's own champion); None when there is nobody."""
+        """Whom a rollback of `current` restores (null: of the journal's own champion); None when there is nobody.
+
+        The newest that was champion before `current`. Where a person has moved the alias back by hand, that is not the
+        version it was moved away from.
+        """
         standing = self.standing(model)
-        leaving = current if current is not None else (standing.champions[-1] if standing.champions else None)
-        return next((v for v in reversed(standing.champions) if v != leaving and v not in standing.banned), None)
+        before = standing.champions[:-1] if current is None else standing.champions
+        if current in standing.champions:
+            before = standing.champions[: standing.champions.index(current)]
+        return next((version for version in reversed(before) if not standing.bans(version)), None)
 
     def unfinished(self, model: str | None = None) -> list[Entry]:
         """Acts that were announced and never closed: their process died, or is at it now (ask the lock)."""

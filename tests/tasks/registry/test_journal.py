@@ -59,7 +59,20 @@ def test_previous_is_whom_the_champion_replaced_not_the_number_below(tmp_path: P
     journal = written(tmp_path, promoted(None, "2"), promoted("2", "9"), promoted("9", "11"))
     assert journal.champions(MODEL) == ("2", "9", "11")
     assert journal.previous_champion(MODEL) == "9"
-    assert journal.previous_champion(MODEL, current="9") == "11"
+
+
+def test_after_the_alias_was_moved_back_by_hand_a_rollback_leads_further_back(tmp_path: Path) -> None:
+    journal = written(tmp_path, promoted(None, "2"), promoted("2", "9"), promoted("9", "11"))
+    assert journal.previous_champion(MODEL, current="9") == "2", "not forward, to what it was moved away from"
+    assert journal.previous_champion(MODEL, current="2") is None
+    assert journal.previous_champion(MODEL, current="4") == "11", "one that the journal has never seen"
+
+
+def test_weights_that_were_rolled_back_are_not_returned_to_under_another_number(tmp_path: Path) -> None:
+    promotions = (promoted(None, "1", "good"), promoted("1", "2", "bad"), promoted("2", "3", "sound"))
+    journal = written(tmp_path, *promotions, rolled_back("4", "3", "bad"))
+    assert journal.champions(MODEL) == ("1", "2", "3")
+    assert journal.previous_champion(MODEL) == "1"
 
 
 def test_a_champion_made_by_hand_is_remembered_as_previous(tmp_path: Path) -> None:
