@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from configs.credentials import without_credentials
+from configs.credentials import without_credentials, without_passwords
 from configs.errors import NightjarError
 from configs.schema import NightConfig
 from tasks.launch_plan import available_cores
@@ -72,7 +72,7 @@ def _careful(about: str, check: Callable[[], Finding]) -> Finding:
     try:
         return check()
     except Exception as error:  # a check that breaks is itself a finding
-        return Finding(about, "bad", f"could not be checked: {type(error).__name__}: {error}")
+        return Finding(about, "bad", without_passwords(f"could not be checked: {type(error).__name__}: {error}"))
 
 
 def _refusal(about: str, good: str, check: Callable[[], object]) -> Finding:

@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.credentials import without_credentials
+from configs.credentials import user_and_password, without_credentials
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+TRACKING_URI = "MLFLOW_TRACKING_URI"
 DATABASE = "mlflow.db"
 ARTIFACTS = "mlartifacts"
 _QUIET = {
@@ -31,9 +32,16 @@ _BRIEF = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "15", "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 
 
 def tracking_uri_of(home: Path, configured: str | None) -> str:
-    """The store to use: the config's, else MLFLOW_TRACKING_URI, else SQLite in the home."""
-    chosen = configured or os.environ.get("MLFLOW_TRACKING_URI")
-    return chosen or f"sqlite:///{home.resolve() / DATABASE}"
+    """The store to use: the config's, else MLFLOW_TRACKING_URI, else SQLite in the home.
+
+    A log-in in the variable's address moves to the variables that MLflow has for it: MLflow quotes addresses in errors
+    and hands them to every library that it calls.
+    """
+    if variable := os.environ.get(TRACKING_URI):
+        os.environ[TRACKING_URI], login = user_and_password(variable)
+        if login is not None:
+            os.environ["MLFLOW_TRACKING_USERNAME"], os.environ["MLFLOW_TRACKING_PASSWORD"] = login
+    return configured or os.environ.get(TRACKING_URI) or f"sqlite:///{home.resolve() / DATABASE}"
 
 
 def is_embedded(home: Path, uri: str) -> bool:

@@ -7,6 +7,9 @@ import urllib.request
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from http.client import HTTPException
+
+from configs.credentials import user_and_password
 
 TOLERATED_SECONDS = 60.0
 _TIMEOUT_SECONDS = 10.0
@@ -23,12 +26,13 @@ def clocks_apart(servers: Iterable[tuple[str, str]]) -> list[str]:
 
 def _seconds_ahead(url: str) -> float | None:
     """By the Date that every answer carries (HTTP: RFC 9110, 6.6.1), a refusal as well; whole seconds."""
+    plain, _ = user_and_password(url)  # the clock is told to everyone
     try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as reply:
+        with urllib.request.urlopen(plain, timeout=_TIMEOUT_SECONDS) as reply:
             told = reply.headers.get("Date")
     except urllib.error.HTTPError as refusal:
         told = refusal.headers.get("Date")
-    except OSError:
+    except (OSError, ValueError, HTTPException):
         return None
     if told is None:
         return None

@@ -208,6 +208,13 @@ def test_a_child_that_dies_or_hangs_is_an_error_in_words(tmp_path: Path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_error_of_the_child_does_not_repeat_a_servers_password(tmp_path: Path) -> None:
+    with ServingWorker("http://bob:s3cret@127.0.0.1:1", tmp_path, 300.0) as worker, pytest.raises(ServingError) as told:
+        worker.answer("models:/m@champion", ["x"], 1)
+    assert "s3cret" not in str(told.value)
+    assert "127.0.0.1" in str(told.value), "the address itself is told"
+
+
 def test_an_interrupted_question_ends_the_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(self: ServingWorker) -> bytes:
         raise KeyboardInterrupt
