@@ -13,8 +13,9 @@ torch_index=${TORCH_INDEX_URL:-}
 python3 -m venv "$venv"
 pip="$venv/bin/python -m pip --no-input --disable-pip-version-check"
 if [ -n "$torch_index" ]; then
-    # First and alone, so that nothing else can come from there; the lock's exact version is then satisfied.
-    $pip install --no-cache-dir --quiet --index-url "$torch_index" "$(grep '^torch==' "$source/requirements.lock")"
+    # First and alone, so that nothing else can come from there; the lock's exact version is then satisfied, and what it
+    # needs comes with the lock.
+    $pip install --no-cache-dir --quiet --no-deps --index-url "$torch_index" "$(grep '^torch==' "$source/requirements.lock")"
 fi
 $pip install --no-cache-dir --quiet -r "$source/requirements.lock" -r "$source/docker/servers.lock"
 $pip install --no-cache-dir --quiet --no-deps --no-build-isolation "$source"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -146,8 +147,9 @@ def require_driver() -> None:
 
 def _spawn(home: Path, folder: Path, ports: Ports) -> None:
     (folder / STATE).unlink(missing_ok=True)
-    lines = [f"export {name}={value}" for name, value in addresses(ports).items()]
-    (folder / "env").write_text("\n".join([*lines, f"export NIGHTJAR_HOME={home}", ""]), encoding="utf-8")
+    variables = addresses(ports) | {"NIGHTJAR_HOME": str(home)}
+    lines = [f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()]
+    (folder / "env").write_text("".join(lines), encoding="utf-8")
     command = [sys.executable, "-m", "flows.stack", "supervise", str(home), *map(str, ports.named().values())]
     log = folder / LOGS / "supervisor.log"
     with log.open("ab") as output:

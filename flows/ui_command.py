@@ -25,12 +25,13 @@ _GRACE_SECONDS = 10.0
 
 
 def ui_command(home: Path, uri: str, port: int) -> list[str]:
-    """The server's command line: this home's database and artifacts, loopback, one worker."""
+    """The server's command line: this home's database and artifacts, loopback, its own two names, one worker."""
+    hosts = f"127.0.0.1:{port},localhost:{port}"
     return [
         sys.executable, "-m", "mlflow", "server",
         "--backend-store-uri", uri,
         "--default-artifact-root", (home / ARTIFACTS).as_uri(),
-        "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
+        "--host", "127.0.0.1", "--port", str(port), "--allowed-hosts", hosts, "--workers", "1",
     ]  # fmt: skip
 
 

@@ -21,7 +21,9 @@ from training.errors import CheckpointError
 QUESTION = "what is 2 + 3?"
 
 
-def assert_sound(home: Path, *, spoilt: Collection[str] = (), torn_lines: int = 0, by_hand: bool = False) -> None:
+def assert_sound(
+    home: Path, *, spoilt: Collection[str] = (), torn_lines: int = 0, by_hand: bool = False, chain: str = "fault"
+) -> None:
     """The home after a fault and the start that follows it.
 
     The champion alias loads and generates, and is the one that the journal knows (unless it was moved `by_hand`); no
@@ -39,7 +41,7 @@ def assert_sound(home: Path, *, spoilt: Collection[str] = (), torn_lines: int = 
     assert running_runs(site) == []
     assert torn_checkpoints(home) == []
     assert processes_below(home) == []
-    with only_night(home, "fault"), site.locked("a look"):
+    with only_night(home, chain), site.locked("a look"):
         pass
 
 

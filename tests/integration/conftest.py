@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -39,7 +40,7 @@ def stack() -> Iterator[Stack]:
         with made.timed("stack up"):
             made.shell("flows.stack", "up", *(part for name, port in ports for part in (f"--{name}-port", port)))
         lines = (home / "stack/env").read_text(encoding="utf-8").splitlines()
-        made.environment |= dict(line.removeprefix("export ").split("=", 1) for line in lines)
+        made.environment |= dict(shlex.split(line)[1].split("=", 1) for line in lines)
         yield made
     finally:
         with made.timed("stack down"):
@@ -48,3 +49,9 @@ def stack() -> Iterator[Stack]:
         print({name: round(seconds) for name, seconds in made.seconds.items()})  # noqa: T201
         shutil.rmtree(home, ignore_errors=True)
         assert left == []
+
+
+@pytest.fixture
+def at_its_servers(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process asks the stack's MLflow, as the worker's processes do."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", stack.environment["MLFLOW_TRACKING_URI"])

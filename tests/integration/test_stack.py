@@ -15,6 +15,7 @@ import pytest
 
 from flows.stack import read_state
 from tasks.journal import Journal
+from tests.faults.soundness import assert_sound
 from tests.integration.stack_at_hand import CONFIG, MODEL, Stack, marked, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(3600)]
@@ -62,6 +63,7 @@ def test_a_night_on_two_pools_promotes(stack: Stack) -> None:
     assert list((stack.home / "handover").iterdir()) == [], "nothing is left of what was handed over"
 
 
+@pytest.mark.usefixtures("at_its_servers")
 def test_a_second_night_outlives_its_database_and_its_gpu_worker(stack: Stack) -> None:
     """Both are killed. Prefect goes on saying Running of the run that died with its worker; the night sees no sign of
     life, and starts the stage on another run."""
@@ -78,6 +80,7 @@ def test_a_second_night_outlives_its_database_and_its_gpu_worker(stack: Stack) -
     assert ends.pop(lost["id"]) in ("CANCELLED", "CRASHED")
     assert list(ends.values()) == ["COMPLETED"]
     assert stack.shell("flows.stack", "status").count(" healthy") == 5
+    assert_sound(stack.home, chain="short")
 
 
 def test_a_breach_rolls_back_without_anyone_s_hand(stack: Stack) -> None:
@@ -119,6 +122,16 @@ def test_cancelling_a_night_cancels_its_stage_and_leaves_no_process(stack: Stack
     assert stack.wait(child["id"])["state_type"] == "CANCELLED"
     until(lambda: not marked(stack.home / "runs") and not flow_runs(stack))
     assert stack.alias("champion") == "1"
+
+
+@pytest.mark.usefixtures("at_its_servers")
+def test_the_cancelled_night_goes_on_with_the_next_start(stack: Stack) -> None:
+    with stack.timed("the cancelled night, gone on with"):
+        run = stack.wait(stack.start("nightly/short"))
+    assert run["state_type"] == "COMPLETED", run["state"]["message"]
+    assert not (stack.home / "runs/short-0004").exists(), "it is the same night"
+    assert (stack.alias("champion"), stack.alias("previous")) == ("3", "1")
+    assert_sound(stack.home, chain="short")
 
 
 def test_an_undecided_night_asks_a_person_by_itself(stack: Stack) -> None:
