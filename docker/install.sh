@@ -1,5 +1,5 @@
 #!/bin/sh
-# The install steps of both images, and of check_install.sh, which runs them without a container engine.
+# The install steps of both images; check_image.py runs them without a container engine.
 #
 #   install.sh VENV SOURCE     SOURCE: a folder with requirements.lock, docker/servers.lock and the project
 #

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -19,6 +21,16 @@ def lines_of(image: str) -> list[str]:
     text = (ROOT / f"docker/{image}.Dockerfile").read_text(encoding="utf-8")
     kept = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     return [line for line in kept.replace("\\\n", " ").splitlines() if line.strip()]
+
+
+def check_image() -> ModuleType:
+    """By its path: `docker` is the name of an installed package."""
+    spec = importlib.util.spec_from_file_location("check_image", ROOT / "docker/check_image.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def linter() -> str | None:
@@ -82,11 +94,21 @@ def test_both_images_install_by_the_script_that_is_checked_and_it_uses_the_lock(
             assert line.startswith("#") or re.fullmatch(r"[\w.\[\]-]+==[\w.+!]+", line), f"{lock}: {line}"
 
 
-def test_scripts_are_scripts() -> None:
-    for name, shell in (("install.sh", "sh"), ("check_install.sh", "bash")):
-        path = ROOT / "docker" / name
-        assert path.stat().st_mode & 0o111, f"{name} is not executable"
-        assert subprocess.run([shell, "-n", str(path)], check=False).returncode == 0
+def test_the_install_script_is_one() -> None:
+    path = ROOT / "docker/install.sh"
+    assert path.stat().st_mode & 0o111
+    assert subprocess.run(["sh", "-n", str(path)], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_the_script_that_carries_a_dockerfile_out_knows_its_instructions(image: str) -> None:
+    script = check_image()
+    written = list(script.instructions(ROOT / f"docker/{image}.Dockerfile"))
+    names = [name for name, _ in written]
+    assert names.count("FROM") == 2
+    assert set(names) <= {"FROM", *script.KNOWN, *script.LEFT_OUT}
+    last_run = [rest for name, rest in written if name == "RUN"][-1]
+    assert "useradd --uid 10001" in last_run, "continued lines are one instruction"
 
 
 def test_the_images_readme_says_that_none_was_built() -> None:
