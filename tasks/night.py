@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from configs.schema import NightConfig
 from tasks.night_seeds import first_night_with, night_seed
 from tasks.night_state import NightBook, NightState
+from tasks.spent_states import drop_spent_states
 
 _DAY = "%Y-%m-%d"
 
@@ -40,7 +41,8 @@ def open_night(book: NightBook, config: NightConfig, source: Source, again: bool
     """Decide, and write the state of the night that is opened. The lock must be held.
 
     A killed night with this config is continued; a failed one as well, unless new data has come since (then its data
-    will not mend itself, and the new data gets its own night). `again` starts a new night in any case.
+    will not mend itself, and the new data gets its own night). `again` starts a new night in any case. When a new night
+    begins, the checkpoints of the chain's earlier ones are dropped: none of them is continued any more.
     """
     states = book.nights(config.name)
     index = book.next_index(config.name)
@@ -61,6 +63,7 @@ def open_night(book: NightBook, config: NightConfig, source: Source, again: bool
             book.save_config(same.night, config)
             return NothingToDo(f"no new data since night {same.night}, and nothing that decides a result has changed")
     _close_abandoned(book, states)
+    drop_spent_states(book.folder(state.night) for state in states)
     first = first_night_with(fingerprint, [(state.index, state.fingerprint) for state in states], index)
     state = NightState(
         night=f"{config.name}-{index:04d}",

@@ -22,6 +22,7 @@ METRICS = "metrics.jsonl"
 LOG = "log.txt"
 LEASE = "lease"
 CHECKPOINTS = "checkpoints"
+GOOD_STATES = "good_states"
 
 PLACES = ("store",)
 """Params that only say where something lies: content decides a result, not its place."""

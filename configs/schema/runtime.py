@@ -41,7 +41,7 @@ class RuntimeConfig(Section):
     min_free_disk_gb: Annotated[float, Field(ge=0.0), at_most(1_000_000.0, "GB")] = 1.0
     """Free space below which no night starts."""
     keep_checkpoints: PositiveInt = 2
-    """Checkpoints kept a stage."""
+    """Checkpoints kept a stage, until the chain's next night begins."""
 
     @model_validator(mode="after")
     def _rendezvous(self) -> RuntimeConfig:

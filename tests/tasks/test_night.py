@@ -231,3 +231,19 @@ def test_nights_of_several_chains_follow_the_clock_as_far_as_their_numbers_let_i
         save(name, index, started)
     told = [state.night for state in book.nights()]
     assert told == ["b-0001", "a-0001", "a-0002", "b-0002", "a-0003"]
+
+
+def test_checkpoints_go_when_a_later_night_begins_and_not_before(book: NightBook) -> None:
+    config, data = config_of(), FakeSource()
+    first = opened(open_night(book, config, data.source()))
+    stage = book.folder(first.state.night) / "ppo"
+    for name in ("checkpoints", "good_states", "policy"):
+        (stage / name / "step_00000001").mkdir(parents=True)
+    (stage / ".checkpoints.spent.tmp" / "step_00000000").mkdir(parents=True)  # of a process that was killed at it
+    book.change(first.state, status="failed")
+    assert opened(open_night(book, config, data.source())).continued
+    assert sorted(folder.name for folder in stage.iterdir())[1:] == ["checkpoints", "good_states", "policy"]
+
+    finish(book, first)
+    assert opened(open_night(book, config, data.source())).state.index == 2
+    assert [folder.name for folder in stage.iterdir()] == ["policy"]

@@ -15,7 +15,7 @@ from configs.schema.supervised import RewardConfig
 from training.annotate import annotation_digests, open_store
 from training.checkpoint import CheckpointFolder
 from training.context import StageContext, StageOutcome
-from training.contract import read_json
+from training.contract import GOOD_STATES, read_json
 from training.examples import encode_imitation, encode_prompts, read_split
 from training.guards import GuardMonitor
 from training.models.sampling import SamplingSettings
@@ -89,7 +89,7 @@ def _build_parts(
         prober=Prober(actors, scorer, prompts, answering, held_out, ppo.ppo_max_token_len, seed, world),
         guards=GuardMonitor(guards.rules, *_measured(bool(held_out))),
         checkpoints=CheckpointFolder(context.checkpoints),
-        good=CheckpointFolder(context.directory / "good_states", keep=2),
+        good=CheckpointFolder(context.directory / GOOD_STATES, keep=2),
     )
 
 
