@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from configs.schema import load_config
 from flows.console import lines_for
 from flows.embedded import prepare_prefect
 from flows.request import NightRequest
+from flows.server_gone import ServerGone, is_server_gone, told_by_record
 from flows.stopping import ending_on_signals
 from flows.user_name import user_name
 from tasks.admission import admit_night, admit_watch
@@ -50,10 +52,13 @@ def run_night(config: str, overrides: Sequence[str], *, again: bool, force: bool
 
         return nightly(request, return_state=True)
 
+    began = time.time()
     try:
         return _run(home, check, start, plain)
     except NightAtWork as busy:
         return _busy(f"{ANOTHER_RUNS}: {busy.message}")
+    except ServerGone as gone:
+        return told_by_record(home, loaded.name, began, gone)
 
 
 def run_watch(home: Path, *, plain: bool, chain: str | None = None, model: str | None = None) -> int:
@@ -90,6 +95,13 @@ def _started(start: Callable[[], State[Any]]) -> State[Any]:
         raise NightjarError(
             f"Prefect's temporary server did not start: {error}",
             "nothing has run; repeat the command when the machine is less busy, or set PREFECT_API_URL to a server",
+        ) from error
+    except Exception as error:
+        if not is_server_gone(error):
+            raise
+        raise ServerGone(
+            f"the Prefect server does not answer any more ({type(error).__name__})",
+            "start it, or unset PREFECT_API_URL, and repeat the command: what is on disk stands",
         ) from error
 
 
