@@ -39,7 +39,10 @@ GpuPool = Annotated[
 ]
 Slots = Annotated[
     int | None,
-    typer.Option(min=1, help="Stages that the GPU pool of all chains runs at once. Default: as it is; 1 if new."),
+    typer.Option(
+        min=1,
+        help="Stages that the GPU pool of all chains runs at once. Default: the limit that it has, else 1.",
+    ),
 ]
 ConfigAt = Annotated[
     str | None,

@@ -15,7 +15,7 @@ from tasks.home import VARIABLE
 
 CPU, GPU = "cpu", "gpu"
 NEW_POOLS: Mapping[str, int | None] = {CPU: None, GPU: 1}
-"""Runs at once in a pool that is made here, where nobody has said how many; null: any number."""
+"""Runs at once in a pool of processes for which nobody has said how many; null: any number."""
 RECONCILE_CRON = "17 * * * *"
 SLOT_GRACE_SECONDS = 600
 """A run that has been pending for this long without starting gives its slot back."""
@@ -28,7 +28,7 @@ class Chain:
     `config`, `home` and `working_dir` (where relative paths of the config start; null: a fresh folder for each run) are
     paths as the workers see them; crons are read in `timezone`; null switches a schedule off.
     `approval_hours`: ask a person about undecided nights, for that long; null: never ask, the champion stays.
-    `gpu_slots`: stages that the GPU pool runs at once, for all chains; null: as it is.
+    `gpu_slots`: stages that the GPU pool runs at once, for all chains; null: as somebody has set it, else one.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Deployment:
 
 
 def pools_of(chain: Chain) -> dict[str, int | None]:
-    """Name and wanted limit of each pool; null: as it is."""
+    """Name and wanted limit of each pool; null: as somebody has set it, else that of NEW_POOLS."""
     return {CPU: None} | ({GPU: chain.gpu_slots} if chain.gpu_pool else {})
 
 
