@@ -13,6 +13,7 @@ from configs.errors import ConfigError, NightjarError
 from configs.schema import load_config
 from flows.console import lines_for
 from flows.embedded import prepare_prefect
+from flows.exit_codes import BUSY, DEFECT, DONE, REJECTED, USER
 from flows.request import NightRequest
 from flows.stopping import ending_on_signals
 from flows.user_name import user_name
@@ -25,7 +26,6 @@ from tasks.progress import listener, listening
 if TYPE_CHECKING:
     from prefect import State
 
-DONE, DEFECT, USER, REJECTED, BUSY = 0, 1, 2, 3, 4
 _REFUSALS = ("Rejected", "Undecided", "Breached")
 
 

@@ -71,7 +71,7 @@ def watch(request: WatchRequest) -> State[Any]:
 
 def _measure(site: Site, config: NightConfig) -> WatchState:
     reconciled = reconcile(site)
-    for sentence in (*reconciled.problems, *reconciled.moved):
+    for sentence in (*reconciled.problems, *reconciled.busy, *reconciled.moved):
         listener().note(sentence)
     measurement = prepare_measurement(site, config, NightBook(site.home))
     done = measure_task(measurement, config)

@@ -141,6 +141,17 @@ def test_a_bad_night_is_told_even_if_it_left_nothing_open(monkeypatch, told) -> 
     assert put_in_order(monkeypatch, Reconciled(), occasion="night x ended Rejected: too long").is_completed()
     assert told[0][2] == "night x ended Rejected: too long"
 
+def test_a_promotion_at_work_calls_nobody(monkeypatch, told) -> None:
+    """Its download and its answers may take longer than the hour has minutes left."""
+    busy = Reconciled(busy=["reconcile cannot start: policy.lock is held by promotion of version 7 (pid 8 on here)"])
+    state = put_in_order(monkeypatch, busy)
+    assert (state.is_completed(), told) == (True, [])
+    assert "promotion of version 7" in state.message
+    put_in_order(monkeypatch, busy, occasion="night x ended Crashed")
+    assert [subject for _, subject, _ in told] == ["Nightjar: /h is in order"]
+    assert "promotion of version 7" in told[0][2]
+
+
 
 @pytest.mark.parametrize("done", [Reconciled(problems=["the journal is torn"]), TrackingUnavailable("MLflow is away")])
 def test_what_needs_a_person_fails(monkeypatch, told, done) -> None:
