@@ -28,6 +28,7 @@ class Chain:
     `config`, `home` and `working_dir` (where relative paths of the config start; null: a fresh folder for each run) are
     paths as the workers see them; crons are read in `timezone`; null switches a schedule off.
     `approval_hours`: ask a person about undecided nights, for that long; null: never ask, the champion stays.
+    `limits`: the config has some under watch:; without any there is nothing to judge by, and no watch is scheduled.
     `gpu_slots`: stages that the GPU pool runs at once, for all chains; null: as somebody has set it, else one.
     """
 
@@ -39,6 +40,7 @@ class Chain:
     working_dir: str | None = None
     cron: str | None = "0 4 * * *"
     watch_cron: str | None = "30 */6 * * *"
+    limits: bool = True
     timezone: str = "UTC"
     approval_hours: float | None = None
     notify: tuple[str, ...] = ()
@@ -115,7 +117,7 @@ def _watch(chain: Chain) -> Deployment:
         description="Measure the champion again, against the limits under watch: in the config.",
         pool=CPU,
         parameters={"request": _request(chain)},
-        cron=chain.watch_cron,
+        cron=chain.watch_cron if chain.limits else None,
         timezone=chain.timezone,
         alone="cancel",
         job_variables=_job(chain, chain.cpu_job, hands_over=True),
