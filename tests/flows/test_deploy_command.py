@@ -159,10 +159,11 @@ def test_prefect_yaml_describes_the_same_reactions(described) -> None:
             assert trigger["match"] == {"prefect.resource.id": f"nightjar.model.{reaction.model}"}
         else:
             # Prefect's own command knows no id of another deployment beforehand: it goes by flow and name.
-            flow, name = str(reaction.after_runs_of).split("/")
+            flows = [full_name.split("/")[0] for full_name in reaction.after_runs_of]
+            assert {full_name.split("/")[1] for full_name in reaction.after_runs_of} == {entry["name"]}
             assert trigger["match_related"] == [
-                {"prefect.resource.role": "flow", "prefect.resource.name": flow},
-                {"prefect.resource.role": "deployment", "prefect.resource.name": name},
+                {"prefect.resource.role": "flow", "prefect.resource.name": flows if len(flows) > 1 else flows[0]},
+                {"prefect.resource.role": "deployment", "prefect.resource.name": entry["name"]},
             ]
 
 
