@@ -1,6 +1,7 @@
 """What `nightjar deploy` puts on a Prefect server, as data: pools, deployments, schedules, limits, reactions.
 
-prefect.yaml describes the same for Prefect's own command; a test holds the two together.
+prefect.yaml describes a chain that asks people (`approval_hours` of 12) for Prefect's own command; a test holds the two
+together.
 """
 
 from __future__ import annotations
