@@ -15,6 +15,7 @@ from prefect.states import Crashed, Failed
 
 from flows.deploy import deploy
 from flows.deployments import Chain
+from flows.lost_runs import FLOWS
 from flows.watch import UNWATCHED, WatchRequest, watch
 from tasks.journal import Entry, Journal, new_act
 from tests.stored_nights import run_night
@@ -69,22 +70,30 @@ def test_a_champion_whose_alias_was_removed_is_no_early_day(home: Path, webhook:
     assert "has no champion any more" in webhook.heard[0]["text"]
 
 
-def test_one_that_dies_is_answered_by_the_automation_and_one_that_told_by_itself_is_not(tmp_path: Path) -> None:
-    """The runs are made up; what follows is the server's own doing."""
-    chain = f"dies-{uuid.uuid4().hex[:8]}"
-    deploy(Chain(chain, "p", config="/c.yaml", home=str(tmp_path)))
+@pytest.fixture
+def chain(tmp_path: Path) -> Iterator[str]:
+    """A chain of its own on the server, removed with its automations: other tests count what stands there."""
+    name = f"dies-{uuid.uuid4().hex[:8]}"
+    deploy(Chain(name, "p", config="/c.yaml", home=str(tmp_path)))
+    yield name
     with get_client(sync_client=True) as client:
-        wanted = {flow: client.read_deployment_by_name(f"{flow}/{chain}").id for flow in ("watch", "reconcile")}
+        for flow in FLOWS:
+            client.delete_deployment(client.read_deployment_by_name(f"{flow}/{name}").id)
 
-        def answers() -> list[str]:
-            ours = DeploymentFilter(id=DeploymentFilterId(any_=[wanted["reconcile"]]))
-            runs = client.read_flow_runs(deployment_filter=ours)
-            return [run.parameters["request"].get("occasion", "") for run in runs if "request" in run.parameters]
+
+def test_one_that_dies_is_answered_by_the_automation_and_one_that_told_by_itself_is_not(chain: str) -> None:
+    """The runs are made up; what follows is the server's own doing."""
+    with get_client(sync_client=True) as client:
+        watching, answering = (client.read_deployment_by_name(f"{flow}/{chain}").id for flow in ("watch", "reconcile"))
+
+        def occasions() -> list[str]:
+            runs = client.read_flow_runs(deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[answering])))
+            return [told for run in runs if (told := run.parameters["request"].get("occasion"))]
 
         for state in (Failed(name=UNWATCHED), Failed(name="Breached"), Crashed(message="exit code 137")):
-            run = client.create_flow_run_from_deployment(wanted["watch"])
+            run = client.create_flow_run_from_deployment(watching)
             client.set_flow_run_state(run.id, state, force=True)
         deadline = time.monotonic() + 120
-        while not any(answers()) and time.monotonic() < deadline:
+        while not occasions() and time.monotonic() < deadline:
             time.sleep(1)
-        assert [told for told in answers() if told] == [f"watch {run.name} ended Crashed: exit code 137"]
+        assert occasions() == [f"watch {run.name} ended Crashed: exit code 137"]
