@@ -83,7 +83,7 @@ class ChildRuns:
             with get_client(sync_client=True) as client:
                 state = client.read_flow_run(run_id).state
         except ObjectNotFound:
-            ended = Crashed(message="somebody has deleted its run in Prefect")
+            ended: State[Any] = Crashed(message="somebody has deleted its run in Prefect")
             return Child(running=False, ended=ended, words="deleted")
         except _AWAY as error:
             log.warning("the Prefect server does not answer (%s); waiting for it", type(error).__name__)
