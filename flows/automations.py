@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 BREACHED_EVENT = "nightjar.champion.breached"
 BAD_ENDS = ("Failed", "Crashed", "TimedOut", "Rejected", "Undecided")
-"""State names of nights that a person should hear of; a cancelled night was a person's own doing."""
+"""State names of nights and watches that a person should hear of; a cancelled one was a person's own doing, and a watch
+that ends `Breached` or `Unwatched` has told people itself."""
 _STATE_EVENT = "prefect.flow-run."
 
 
@@ -27,7 +28,7 @@ class Reaction:
     runs: str
     parameters: Mapping[str, Any]
     model: str | None = None
-    after_runs_of: str | None = None
+    after_runs_of: tuple[str, ...] = ()
 
 
 def rollback_reaction(chain: str, model: str, notify: tuple[str, ...] = ()) -> Reaction:
@@ -52,15 +53,15 @@ def rollback_reaction(chain: str, model: str, notify: tuple[str, ...] = ()) -> R
 
 
 def reconcile_reaction(chain: str, home: str, notify: tuple[str, ...] = ()) -> Reaction:
-    """After a night that failed or crashed: close what it left open, and tell."""
-    occasion = "night {{ flow_run.name }} ended {{ flow_run.state.name }}: {{ flow_run.state.message }}"
+    """After a night that failed or crashed, or a watch that died: close what it left open, and tell."""
+    occasion = "{{ flow.name }} {{ flow_run.name }} ended {{ flow_run.state.name }}: {{ flow_run.state.message }}"
     nights = f"nightly/{chain}"
     wanted = {"home": home, "chain": chain, "deployment": nights, "occasion": occasion, "notify": list(notify)}
     return Reaction(
         name=f"nightjar {chain}: bad night is reconciled",
-        description="When a night fails, crashes or is not promoted: reconcile, and tell the named blocks.",
+        description="When a night fails, crashes or is not promoted, or a watch dies: reconcile, and tell the blocks.",
         expect=tuple(_STATE_EVENT + name for name in BAD_ENDS),
-        after_runs_of=f"nightly/{chain}",
+        after_runs_of=(nights, f"watch/{chain}"),
         runs=f"reconcile/{chain}",
         parameters={"request": wanted},
     )
@@ -74,7 +75,7 @@ def approval_reaction(chain: str, home: str, hours: float, notify: tuple[str, ..
         name=f"nightjar {chain}: undecided night asks",
         description=f"When a night ends Undecided a person is asked; unanswered for {hours:g} h the champion stays.",
         expect=(_STATE_EVENT + "Undecided",),
-        after_runs_of=f"nightly/{chain}",
+        after_runs_of=(f"nightly/{chain}",),
         runs=f"approve/{chain}",
         parameters={"request": wanted},
     )
@@ -86,11 +87,9 @@ def automation_of(reaction: Reaction, deployment_ids: Mapping[str, UUID]) -> Aut
     from prefect.events.actions import RunDeployment
 
     related: dict[str, str | list[str]] = {}
-    if reaction.after_runs_of is not None:
-        related = {
-            "prefect.resource.role": "deployment",
-            "prefect.resource.id": f"prefect.deployment.{deployment_ids[reaction.after_runs_of]}",
-        }
+    if reaction.after_runs_of:
+        theirs = [f"prefect.deployment.{deployment_ids[name]}" for name in reaction.after_runs_of]
+        related = {"prefect.resource.role": "deployment", "prefect.resource.id": theirs}
     match: dict[str, str | list[str]] = {}
     if reaction.model is not None:
         match = {"prefect.resource.id": f"nightjar.model.{reaction.model}"}

@@ -14,6 +14,7 @@ import httpx
 from prefect import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
 from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.states import Cancelling, Crashed
@@ -44,11 +45,19 @@ class ChildRuns:
         self.deployment = deployment
         self._tag = tag
 
-    def finished(self) -> int:
-        """How many have come to an end, whatever end. Raises StageError when the server does not answer."""
+    def next_number(self) -> int:
+        """The number that the next key ends with: that of the newest run while it goes on, else the one after it.
+
+        Not their count, since people delete runs: a key that was used before would find the run that has ended.
+        Raises StageError when the server does not answer.
+        """
         with _in_words(), get_client(sync_client=True) as client:
-            runs = client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=[self._tag])))
-        return sum(1 for run in runs if run.state is not None and run.state.is_final())
+            runs = client.read_flow_runs(
+                flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=[self._tag])), sort=FlowRunSort.ID_DESC
+            )
+        taken = {_number_of(run): run for run in runs}
+        newest = max(taken, default=-1)
+        return newest + 1 if newest < 0 or _has_ended(taken[newest]) else newest
 
     def start(self, parameters: Mapping[str, Any], key: str) -> UUID:
         """Ask for a run, or find the one that was asked for under the same key. Raises StageError."""
@@ -66,10 +75,16 @@ class ChildRuns:
         return run.id
 
     def look(self, run_id: UUID) -> Child:
-        """The run now. A server that does not answer is waited for: the caller has a deadline and signs of life."""
+        """The run now. A server that does not answer is waited for: the caller has a deadline and signs of life.
+
+        A run that somebody has deleted has come to nothing, like one that crashed.
+        """
         try:
             with get_client(sync_client=True) as client:
                 state = client.read_flow_run(run_id).state
+        except ObjectNotFound:
+            ended: State[Any] = Crashed(message="somebody has deleted its run in Prefect")
+            return Child(running=False, ended=ended, words="deleted")
         except _AWAY as error:
             log.warning("the Prefect server does not answer (%s); waiting for it", type(error).__name__)
             return Child(running=True, ended=None, words="unknown, since the Prefect server does not answer")
@@ -89,6 +104,16 @@ class ChildRuns:
                     return
                 time.sleep(0.5)
             client.set_flow_run_state(run_id, Crashed(message="its worker did not end it when asked"), force=True)
+
+
+def _number_of(run: FlowRun) -> int:
+    """What its key ends with; -1 for a run that somebody has tagged by hand."""
+    number = (run.idempotency_key or "").rpartition("-")[2]
+    return int(number) if number.isdecimal() else -1
+
+
+def _has_ended(run: FlowRun) -> bool:
+    return run.state is not None and run.state.is_final()
 
 
 @contextmanager

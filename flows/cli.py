@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from configs.errors import NightjarError
 from flows.deploy_command import register as register_deploy
+from flows.exit_codes import USER
 from flows.farewell import leave
 from training.disk import full_disk_in_words
 
@@ -22,7 +23,6 @@ judge it beside the version in production, and promote it if, and only if, it is
 
 A first night on two CPU cores, with nothing to download:  [cyan]nightjar run configs/quickstart.yaml[/]
 """
-EXIT_USER, EXIT_REJECTED = 2, 3
 
 app = typer.Typer(
     name="nightjar", help=HELP, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False
@@ -161,13 +161,13 @@ def reconcile(
     """Close what killed processes left open: half promotions are reverted, dead MLflow runs ended. Safe at any time.
 
     Says when journal and registry contradict each other, and then changes no champion. Exit code 2 says that something
-    is left for a person.
+    is left for a person, 4 that a promotion or rollback is at work: repeat the command when it has ended.
     """
     from flows.registry_commands import reconcile_now
 
-    told, is_done = reconcile_now(_home(home), chain, model, why if adopt else None)
+    told, code = reconcile_now(_home(home), chain, model, why if adopt else None)
     say(told)
-    raise typer.Exit(0 if is_done else EXIT_USER)
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -231,7 +231,7 @@ def doctor(config: Annotated[Path | None, typer.Argument(help="Check this config
 
     view, healthy = doctor_view(config)
     Console().print(view)
-    raise typer.Exit(0 if healthy else EXIT_USER)
+    raise typer.Exit(0 if healthy else USER)
 
 
 @app.command()
@@ -266,7 +266,7 @@ def main() -> None:
             app()
     except NightjarError as error:
         Console(stderr=True).print(f"[red]error[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-        leave(SystemExit(EXIT_USER))
+        leave(SystemExit(USER))
     except SystemExit as ending:
         leave(ending)
 

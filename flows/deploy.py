@@ -13,7 +13,7 @@ from prefect import Flow, get_client
 from prefect.automations import AutomationCore
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate, WorkPoolUpdate
-from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions
+from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions, WorkPool
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.utilities.callables import parameter_schema
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from prefect.client.schemas.responses import DeploymentResponse
 
 _TAG = "nightjar"
+_PROCESS = "process"
 
 
 def deploy(chain: Chain) -> list[str]:
@@ -48,21 +49,32 @@ def deploy(chain: Chain) -> list[str]:
     return told
 
 
-def _put_pool(client: SyncPrefectClient, name: str, limit: int | None) -> str:
-    """`limit` null: an existing pool keeps its own, which another chain may have set."""
+def _put_pool(client: SyncPrefectClient, name: str, wanted: int | None) -> str:
+    """`wanted` null: a limit that somebody has set, perhaps for another chain, stays; where there is none, ours."""
     try:
         found = client.read_work_pool(name)
     except ObjectNotFound:
+        limit = wanted or NEW_POOLS[name]
         template = ProcessWorker.get_default_base_job_template()
-        limit = limit or NEW_POOLS[name]
         client.create_work_pool(
-            WorkPoolCreate(name=name, type="process", base_job_template=template, concurrency_limit=limit)
+            WorkPoolCreate(name=name, type=_PROCESS, base_job_template=template, concurrency_limit=limit)
         )
         return f"work pool {name} was created (process workers{_slots(limit)})"
+    limit = wanted or _limit_of(found)
     if limit is not None and found.concurrency_limit != limit:
         client.update_work_pool(name, WorkPoolUpdate(concurrency_limit=limit))
         return f"work pool {name} now has{_slots(limit).removeprefix(',')}"
     return f"work pool {name} ({found.type}) is there"
+
+
+def _limit_of(pool: WorkPool) -> int | None:
+    """The pool's own limit, or ours: a worker that started before `deploy` made the pool, and workers set none.
+
+    A pool of another kind was made by a person, for machines that know their own limits.
+    """
+    if pool.concurrency_limit is not None or pool.type != _PROCESS:
+        return pool.concurrency_limit
+    return NEW_POOLS[pool.name]
 
 
 def _slots(limit: int | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,7 +26,7 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(help="Settings laid over the YAML in every night.", show_default=False)
 ]
 Cron = Annotated[str, typer.Option(help="When a night starts; `off` removes the schedule.")]
-WatchCron = Annotated[str, typer.Option(help="When the champion is measured; `off` removes it.")]
+WatchCron = Annotated[str, typer.Option(help="When the champion is measured, if watch: has limits; `off` removes it.")]
 Zone = Annotated[str, typer.Option(help="Zone of both crons, such as Europe/Berlin.")]
 Hours = Annotated[
     float, typer.Option(min=0.0, help="Ask a person about undecided nights, for so many hours. 0: never ask.")
@@ -39,7 +39,10 @@ GpuPool = Annotated[
 ]
 Slots = Annotated[
     int | None,
-    typer.Option(min=1, help="Stages that the GPU pool of all chains runs at once. Default: as it is; 1 if new."),
+    typer.Option(
+        min=1,
+        help="Stages that the GPU pool of all chains runs at once. Default: the limit that it has, else 1.",
+    ),
 ]
 ConfigAt = Annotated[
     str | None,
@@ -110,6 +113,7 @@ def _chain_of(config: Path, overrides: Sequence[str], config_at: str | None) -> 
         config=config_at or str(config.expanduser().resolve()),
         home=str(home),
         overrides=tuple(overrides),
+        limits=bool(loaded.watch.limits),
         working_dir=str(Path.cwd()) if config_at is None else None,
     )
 
@@ -119,7 +123,7 @@ def _deploy(chain: Chain) -> None:
 
     for sentence in deploy(chain):
         typer.echo(sentence)
-    for remark in remarks(chain.cron, chain.watch_cron, chain.timezone, chain.notify):
+    for remark in remarks(chain):
         typer.echo(f"look: {remark}")
 
 
@@ -154,23 +158,37 @@ def known_zone(name: str) -> str:
     return name
 
 
-def remarks(cron: str | None, watch_cron: str | None, zone: str, blocks: Sequence[str]) -> list[str]:
+def remarks(chain: Chain) -> list[str]:
     """What works, but somebody should know."""
-    found = []
-    for option, value in (("--cron", cron), ("--watch-cron", watch_cron)):
-        if value is not None and zone not in _FIXED_ZONES and _hours(value) & {1, 2}:
-            found.append(
-                f"{option} {value!r} falls between 01:00 and 03:00 in {zone}, where clocks are changed: once a year it "
-                "is skipped and once it may run twice; choose another hour"
+    return [*_changing_clocks(chain), *_unwatched(chain), *_missing_block(chain.notify)]
+
+
+def _changing_clocks(chain: Chain) -> Iterator[str]:
+    for option, value in (("--cron", chain.cron), ("--watch-cron", chain.watch_cron)):
+        if value is not None and chain.timezone not in _FIXED_ZONES and _hours(value) & {1, 2}:
+            yield (
+                f"{option} {value!r} falls between 01:00 and 03:00 in {chain.timezone}, where clocks are changed: once "
+                "a year it is skipped and once it may run twice; choose another hour"
             )
+
+
+def _unwatched(chain: Chain) -> Iterator[str]:
+    if chain.watch_cron is not None and not chain.limits:
+        yield (
+            f"{chain.config} has no limits under watch:, so nobody measures the champion and nothing rolls it back: "
+            "write some, such as `watch: {limits: [{metric: kl_ref, max: 0.4}]}`, and repeat this command; they count "
+            "from the next night on. --watch-cron off says that it is meant so"
+        )
+
+
+def _missing_block(blocks: Sequence[str]) -> Iterator[str]:
     if blocks:
         from tasks.notify import check_blocks
 
         try:
             check_blocks(blocks)
         except NightjarError as error:
-            found.append(str(error))
-    return found
+            yield str(error)
 
 
 def _hours(cron: str) -> set[int]:

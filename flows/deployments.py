@@ -1,6 +1,7 @@
 """What `nightjar deploy` puts on a Prefect server, as data: pools, deployments, schedules, limits, reactions.
 
-prefect.yaml describes the same for Prefect's own command; a test holds the two together.
+prefect.yaml describes a chain that asks people (`approval_hours` of 12) for Prefect's own command; a test holds the two
+together.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tasks.home import VARIABLE
 
 CPU, GPU = "cpu", "gpu"
 NEW_POOLS: Mapping[str, int | None] = {CPU: None, GPU: 1}
-"""Runs at once in a pool that is made here, where nobody has said how many; null: any number."""
+"""Runs at once in a pool of processes for which nobody has said how many; null: any number."""
 RECONCILE_CRON = "17 * * * *"
 SLOT_GRACE_SECONDS = 600
 """A run that has been pending for this long without starting gives its slot back."""
@@ -28,7 +29,8 @@ class Chain:
     `config`, `home` and `working_dir` (where relative paths of the config start; null: a fresh folder for each run) are
     paths as the workers see them; crons are read in `timezone`; null switches a schedule off.
     `approval_hours`: ask a person about undecided nights, for that long; null: never ask, the champion stays.
-    `gpu_slots`: stages that the GPU pool runs at once, for all chains; null: as it is.
+    `limits`: the config has some under watch:; without any there is nothing to judge by, and no watch is scheduled.
+    `gpu_slots`: stages that the GPU pool runs at once, for all chains; null: as somebody has set it, else one.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Chain:
     working_dir: str | None = None
     cron: str | None = "0 4 * * *"
     watch_cron: str | None = "30 */6 * * *"
+    limits: bool = True
     timezone: str = "UTC"
     approval_hours: float | None = None
     notify: tuple[str, ...] = ()
@@ -71,7 +74,7 @@ class Deployment:
 
 
 def pools_of(chain: Chain) -> dict[str, int | None]:
-    """Name and wanted limit of each pool; null: as it is."""
+    """Name and wanted limit of each pool; null: as somebody has set it, else that of NEW_POOLS."""
     return {CPU: None} | ({GPU: chain.gpu_slots} if chain.gpu_pool else {})
 
 
@@ -115,7 +118,7 @@ def _watch(chain: Chain) -> Deployment:
         description="Measure the champion again, against the limits under watch: in the config.",
         pool=CPU,
         parameters={"request": _request(chain)},
-        cron=chain.watch_cron,
+        cron=chain.watch_cron if chain.limits else None,
         timezone=chain.timezone,
         alone="cancel",
         job_variables=_job(chain, chain.cpu_job, hands_over=True),

@@ -88,6 +88,7 @@ class _HandedOver:
         self.runtime = runtime
         self.name = shared_name(deployment, spec)
         self.runs = ChildRuns(deployment, f"nightjar-stage-{self.name[:32]}")
+        self.unused = 0
         self.progress: Progress = listener()
         self.deadline = time.monotonic() + plan.timeout
 
@@ -107,7 +108,9 @@ class _HandedOver:
         raise AssertionError("the loop above returns or raises")
 
     def _attempt(self) -> FoundResult:
-        number = self.runs.finished()
+        # Never one of this night's own again: its run may have been deleted, and its process may not know it yet.
+        number = max(self.runs.next_number(), self.unused)
+        self.unused = number + 1
         handover = Handover(Path(self.spec.home) / FOLDER / f"{self.name[:16]}-{number}")
         handover.prepare()
         write_spec(handover.folder, self.spec)

@@ -85,6 +85,5 @@ def _is_pending(run: FlowRun) -> bool:
 
 
 def _age(run: FlowRun) -> float:
-    """Seconds since a worker took it, or since it first began."""
-    since = run.state.timestamp if run.state is not None and _is_pending(run) else run.start_time
-    return (datetime.now(UTC) - since).total_seconds() if since is not None else 0.0
+    """Seconds since a worker took it, or since it began: a run that is repeated began anew, whenever it first did."""
+    return (datetime.now(UTC) - run.state.timestamp).total_seconds() if run.state is not None else 0.0

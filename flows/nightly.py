@@ -103,7 +103,7 @@ def _run(request: NightRequest, config: NightConfig, home: Path) -> State[Any]:
     for sentence in (*finish_late(site).problems, *catch_up(NightBook(home))):
         listener().note(sentence)
     reconciled = reconcile_task(site)
-    for sentence in (*reconciled.settled, *reconciled.problems, *reconciled.moved):
+    for sentence in (*reconciled.settled, *reconciled.problems, *reconciled.busy, *reconciled.moved):
         listener().note(sentence)
     # 3. Go on with a night that broke off, skip, or begin a new one.
     book = NightBook(home)

@@ -14,6 +14,7 @@ from flows.forms import Blocks, Chain, Form, Home, Model
 from flows.lost_runs import close_lost_runs
 from flows.night_tasks import reconcile_task
 from flows.signs_of_life import shown_at_work
+from tasks.chains import NoNightYet
 from tasks.last_config import site_of
 from tasks.notify import notify
 from tasks.preflight import check_existing_tracking
@@ -43,7 +44,8 @@ class ReconcileRequest(Form):
 def reconcile(request: ReconcileRequest) -> State[Any]:
     """Revert half promotions, end runs of dead processes in MLflow and Prefect. Safe at any time, also twice.
 
-    Ends failed when something is left for a person. Tells people when there was an occasion or something to do.
+    Ends failed when something is left for a person. Tells people when there was an occasion or something to do; a chain
+    that waits for its first night has neither.
     """
     home = Path(request.home)
     try:
@@ -59,15 +61,29 @@ def _put_in_order(request: ReconcileRequest, lost: list[str]) -> State[Any]:
         site = site_of(Path(request.home), request.chain, request.model)
         check_existing_tracking(site.tracking_uri, site.config.reach_timeout_seconds)
         done = reconcile_task(site)
+    except NoNightYet as fresh:
+        return _nothing_yet(request, lost, fresh)
     except NightjarError as error:
         _tell(request, [*lost, str(error)], "needs a person")
         return Failed(message=str(error))
     sentences = [*lost, *done.settled, *_closed(done), *done.problems]
     if request.occasion or sentences:
-        _tell(request, [*sentences, *done.moved], "needs a person" if done.problems else "is in order")
+        _tell(request, [*sentences, *done.busy, *done.moved], "needs a person" if done.problems else "is in order")
     if done.problems:
         return Failed(message="\n".join(done.problems))
-    return Completed(message="\n".join([*sentences, *done.moved]) or "nothing to do: everything was closed properly")
+    # A promotion at work is a note on the run's page and no message: the next hour looks again.
+    notes = [*sentences, *done.busy, *done.moved]
+    return Completed(message="\n".join(notes) or "nothing to do: everything was closed properly")
+
+
+def _nothing_yet(request: ReconcileRequest, lost: list[str], fresh: NoNightYet) -> State[Any]:
+    """A night that was refused before it left anything is an occasion; the hour before the first night is none."""
+    if request.occasion:
+        _tell(request, [*lost, str(fresh)], "needs a person")
+        return Failed(message=str(fresh))
+    if lost:
+        _tell(request, lost, "is in order")
+    return Completed(message="\n".join([*lost, f"nothing to do yet: {fresh.message}"]))
 
 
 def _closed(done: Reconciled) -> list[str]:

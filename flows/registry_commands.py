@@ -6,6 +6,7 @@ from pathlib import Path
 
 from configs.errors import ConfigError, NightjarError
 from configs.schema.registry import RegistryConfig
+from flows.exit_codes import BUSY, DONE, USER
 from flows.user_name import user_name
 from tasks.asking import ask
 from tasks.chains import chains_of, chosen, only_one
@@ -75,8 +76,9 @@ def retain_versions(
 
 def reconcile_now(
     home: Path, chain: str | None = None, model: str | None = None, adopt: str | None = None
-) -> tuple[str, bool]:
-    """Close what dead processes left open; say what was done, and whether nothing is left for a person.
+) -> tuple[str, int]:
+    """Close what dead processes left open; say what was done, and the exit code: DONE, USER when something is left for
+    a person, BUSY when a promotion or rollback was at work, so that the command is to be repeated.
 
     `adopt`: why the registry is taken as it is; null: it is not.
     """
@@ -95,9 +97,9 @@ def reconcile_now(
     late = [*(f"the run of night {night} was ended late" for night in ended.nights), *ended.problems]
     done = reconcile(site)
     closed = [f"MLflow run {run} of a dead process was ended as KILLED" for run in done.closed_runs]
-    sentences = [*adopted, *late, *done.settled, *closed, *done.problems, *done.moved]
+    sentences = [*adopted, *late, *done.settled, *closed, *done.problems, *done.busy, *done.moved]
     told = "\n".join(sentences) if sentences else "nothing to do: everything was closed properly"
-    return told, not done.problems
+    return told, USER if done.problems else BUSY if done.busy else DONE
 
 
 def answer(home: Path, model: str | None, prompt: str, max_new_tokens: int, chain: str | None = None) -> str:

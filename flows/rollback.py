@@ -21,6 +21,8 @@ from tasks.rollback import rollback as take_down
 from tasks.site import Site
 
 UNCHANGED = "Unchanged"
+BY_THE_FORM = "somebody by the form"
+"""Who leaves the field empty; the automation names itself."""
 
 
 class RollbackRequest(Form):
@@ -72,4 +74,4 @@ def rollback(request: RollbackRequest) -> State[Any]:
 @task(name="rollback", retry_condition_fn=is_passing, **REGISTRY_RETRIES, **ACT)
 def rollback_task(site: Site, request: RollbackRequest) -> Rollback:
     """The act itself; retried while MLflow is away or the lock is held."""
-    return take_down(site, why=request.why, to=request.to, away_from=request.away_from, by=request.by or "automation")
+    return take_down(site, why=request.why, to=request.to, away_from=request.away_from, by=request.by or BY_THE_FORM)

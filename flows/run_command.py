@@ -14,6 +14,7 @@ from configs.errors import ConfigError, NightjarError
 from configs.schema import load_config
 from flows.console import lines_for
 from flows.embedded import prepare_prefect
+from flows.exit_codes import BUSY, DEFECT, DONE, REJECTED, USER
 from flows.request import NightRequest
 from flows.server_gone import ServerGone, is_server_gone, told_by_record
 from flows.stopping import ending_on_signals
@@ -27,7 +28,6 @@ from tasks.progress import listener, listening
 if TYPE_CHECKING:
     from prefect import State
 
-DONE, DEFECT, USER, REJECTED, BUSY = 0, 1, 2, 3, 4
 _REFUSALS = ("Rejected", "Undecided", "Breached")
 
 

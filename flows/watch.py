@@ -20,6 +20,7 @@ from flows.handover import run_where_it_belongs
 from flows.night_tasks import ACT
 from flows.signs_of_life import shown_at_work
 from tasks.admission import admit_watch
+from tasks.chains import NoNightYet
 from tasks.launch import StageRun
 from tasks.measure import (
     ANOTHER_MEASURES,
@@ -33,11 +34,13 @@ from tasks.night_state import NightBook
 from tasks.notify import notify
 from tasks.progress import listener, listening
 from tasks.reconcile import reconcile
+from tasks.registry_errors import NoChampionYet
 from tasks.rollback import rollback
 from tasks.site import Site
 from tasks.watching import WatchState, record_watch
 
-BREACHED, SKIPPED = "Breached", "Skipped"
+BREACHED, SKIPPED, UNWATCHED = "Breached", "Skipped", "Unwatched"
+"""Names of ends. The first and the last have told people themselves; no automation tells them a second time."""
 
 
 class WatchRequest(Form):
@@ -52,10 +55,11 @@ class WatchRequest(Form):
 @flow(name="watch", persist_result=False, log_prints=False)
 def watch(request: WatchRequest) -> State[Any]:
     """Measure the champion once. Ends Completed within the limits, `Breached` (failed) otherwise, `Skipped` (completed)
-    while it is being measured already.
+    while it is being measured already or before the first promotion, `Unwatched` (failed) when it cannot be measured.
 
     After `watch.patience` breaches in a row the event `nightjar.champion.breached` is emitted where there is a server,
-    whose automation runs the rollback; without a server, or without that automation, this flow rolls back itself.
+    whose automation runs the rollback. Without a server, without that automation, or when the same champion breaks its
+    limits once more after the event, this flow rolls back itself. Whatever ends failed was told to `notify`.
     """
     home = Path(request.home)
     try:
@@ -65,13 +69,17 @@ def watch(request: WatchRequest) -> State[Any]:
                 return _act(site, config, _measure(site, config), request)
     except MeasurementAtWork as busy:
         return Completed(name=SKIPPED, message=f"{ANOTHER_MEASURES}: {busy.message}")
+    except (NoNightYet, NoChampionYet) as fresh:
+        return Completed(name=SKIPPED, message=f"nothing to measure yet: {fresh.message}")
     except NightjarError as error:
-        return Failed(message=str(error))
+        whose = request.chain or request.model or request.home
+        notify(request.notify, f"Nightjar: the champion of {whose} is not watched", str(error))
+        return Failed(name=UNWATCHED, message=str(error))
 
 
 def _measure(site: Site, config: NightConfig) -> WatchState:
     reconciled = reconcile(site)
-    for sentence in (*reconciled.problems, *reconciled.moved):
+    for sentence in (*reconciled.problems, *reconciled.busy, *reconciled.moved):
         listener().note(sentence)
     measurement = prepare_measurement(site, config, NightBook(site.home))
     done = measure_task(measurement, config)
@@ -92,20 +100,41 @@ def _act(site: Site, config: NightConfig, state: WatchState, request: WatchReque
     told = f"version {state.version} of {site.model}: {state.why} (patience {state.patience})"
     listener().note(told)
     notify(request.notify, f"Nightjar: {site.model} breaks its limits", told)
-    if state.must_roll_back:
-        _take_down(site, config, state)
+    if state.must_roll_back and not _left_to_automation(site, config, state):
+        told = f"{told}\n{_roll_back_here(site, state, request)}"
     return Failed(name=BREACHED, message=told)
 
 
-def _take_down(site: Site, config: NightConfig, state: WatchState) -> None:
-    """By event where a server and its automation can hear it, so that the act is a run that people see; else here."""
-    if os.environ.get(SERVER):
-        resource = {"prefect.resource.id": f"nightjar.model.{site.model}", "nightjar.version": state.version}
-        whose = {"home": str(site.home), "chain": config.name, "model": site.model}
-        payload = {"why": state.why, "version": state.version, **whose}
-        emit_event(event=BREACHED_EVENT, resource=resource, payload=payload)
-        if rollback_is_automatic(config.name, site.model):
-            return
-        listener().note("no automation hears the event on this server (`nightjar deploy` makes it): rolling back here")
-    done = rollback(site, why=state.why, away_from=state.version, by="watch")
+def _left_to_automation(site: Site, config: NightConfig, state: WatchState) -> bool:
+    """Emit the event where there is a server, so that the rollback is a run that people see. False: nobody hears it.
+
+    Whether an event arrives is not known here. One is sent when patience is used up; a breach after it shows that it
+    led to nothing, and a second one would lead there again.
+    """
+    if not os.environ.get(SERVER):
+        return False
+    if state.consecutive > state.patience:
+        listener().note("the breach before this one was answered by no rollback: rolling back here")
+        return False
+    resource = {"prefect.resource.id": f"nightjar.model.{site.model}", "nightjar.version": state.version}
+    whose = {"home": str(site.home), "chain": config.name, "model": site.model}
+    payload = {"why": state.why, "version": state.version, **whose}
+    emit_event(event=BREACHED_EVENT, resource=resource, payload=payload)
+    if rollback_is_automatic(config.name, site.model):
+        return True
+    listener().note("no automation hears the event on this server (`nightjar deploy` makes it): rolling back here")
+    return False
+
+
+def _roll_back_here(site: Site, state: WatchState, request: WatchRequest) -> str:
+    """The act itself, told like the rollback flow's; what came of it in a sentence."""
+    try:
+        done = rollback(site, why=state.why, away_from=state.version, by="watch")
+    except NightjarError as error:
+        listener().note(str(error))
+        notify(request.notify, "Nightjar: rollback failed, the champion stays", f"{state.why}\n\n{error}")
+        return f"the rollback failed, the champion stays: {error}"
     listener().note(done.sentence)
+    if done.changed:
+        notify(request.notify, f"Nightjar: {site.model} was rolled back", done.sentence)
+    return done.sentence

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from configs.errors import NightjarError
 from configs.schema import NightConfig
 from configs.schema.gates import GatesConfig
 from tasks.agreement import require_agreement, require_kept_database
 from tasks.append_log import AppendLog
+from tasks.champion import no_champion
 from tasks.last_config import last_config
 from tasks.moved_home import check_home_in_place
 from tasks.night_source import check_source
@@ -56,12 +56,15 @@ def check_first_gate(site: Site, gates: GatesConfig) -> None:
 
 
 def admit_watch(home: Path, chain: str | None, model: str | None) -> tuple[Site, NightConfig]:
-    """Registry and config of the champion that is measured. Raises NightjarError when there is nothing to measure."""
+    """Registry and config of the champion that is measured.
+
+    Raises NoNightYet and NoChampionYet when there is nothing to measure yet, NightjarError when it cannot be done.
+    """
     config = last_config(home, chain, model)
     site = Site.open(home, config.registry)
     require_limits(config.watch)
     AppendLog(home / WATCH_LOG).read()
     check_existing_tracking(site.tracking_uri, site.config.reach_timeout_seconds)
     if site.registry.alias(CHAMPION) is None:
-        raise NightjarError(f"{site.model} has no champion yet", "run a night first: nightjar run CONFIG")
+        raise no_champion(site)
     return site, config

@@ -24,6 +24,10 @@ from training.errors import ContractError
 _PLACE = ("model", "tracking_uri", "experiment", "artifact_location")
 
 
+class NoNightYet(NightjarError):
+    """The home has seen no night, or none of this chain: what was deployed an hour ago has nothing to show."""
+
+
 @dataclass(frozen=True)
 class KnownChain:
     """A chain of nights: its name, its newest night with a readable config, and where that one's versions are kept."""
@@ -53,16 +57,13 @@ def chains_of(home: Path) -> list[KnownChain]:
 def chosen(home: Path, chain: str | None, model: str | None) -> list[KnownChain]:
     """The chains that are meant: those of this name and this registered model, as far as given.
 
-    Raises NightjarError naming what there is, when there is none.
+    Raises NoNightYet when there has been none, NightjarError naming what there is when none fits or can be read.
     """
     known = chains_of(home)
-    if not known and (names := sorted(folder.name for folder in _night_folders(home))):
-        raise NightjarError(
-            f"home {home}: no {CONFIG} of its {len(names)} nights can be read, {names[-1]}'s neither",
-            f"restore {home / RUNS} from a backup",
-        )
+    if not any(chain in (None, one.name) for one in known):
+        _check_readable(home, chain if known else None)
     if not known:
-        raise NightjarError(
+        raise NoNightYet(
             f"home {home} has seen no night yet",
             "run one with `nightjar run CONFIG`, or name the right home with --home or NIGHTJAR_HOME",
         )
@@ -71,7 +72,9 @@ def chosen(home: Path, chain: str | None, model: str | None) -> list[KnownChain]
         wanted = " and ".join(
             f"{what} {name!r}" for what, name in (("chain", chain), ("model", model)) if name is not None
         )
-        raise NightjarError(f"home {home} has no {wanted}", f"it holds {_sentences(known)}")
+        is_new = chain is not None and all(chain != one.name for one in known)
+        kind = NoNightYet if is_new else NightjarError
+        raise kind(f"home {home} has no {wanted}", f"it holds {_sentences(known)}")
     return found
 
 
@@ -89,6 +92,17 @@ def only_place(home: Path, found: Sequence[KnownChain]) -> RegistryConfig:
     places = {(one.registry.model, tracking_uri_of(home, one.registry.tracking_uri)) for one in found}
     experiments = {one.registry.experiment for one in found}
     return (found[-1] if len(places) == len(experiments) == 1 else only_one(home, found)).registry
+
+
+def _check_readable(home: Path, chain: str | None) -> None:
+    """Nights of which none can be read are damage, and not the same as no nights. Raises NightjarError."""
+    names = sorted(folder.name for folder in _night_folders(home) if chain in (None, folder.name.rpartition("-")[0]))
+    if names:
+        whose = "its" if chain is None else f"chain {chain}'s"
+        raise NightjarError(
+            f"home {home}: no {CONFIG} of {whose} {len(names)} nights can be read, {names[-1]}'s neither",
+            f"restore {home / RUNS} from a backup",
+        )
 
 
 def _night_folders(home: Path) -> Iterator[Path]:

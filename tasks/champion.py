@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from configs.errors import NightjarError
 from configs.schema import NightConfig
 from tasks.candidate import fetch_version
 from tasks.model_store import find_model, keep_model
 from tasks.night_state import FrozenChampion
 from tasks.registry import CHAMPION
+from tasks.registry_errors import NoChampionYet
 from tasks.site import Site
 from tasks.stages import Materials, builds_own_base
 from tasks.version_tags import REWARD_MODEL
@@ -38,6 +40,16 @@ def freeze_champion(site: Site, night_folder: Path) -> FrozenChampion | None:
         base_sha256=tags.get(BASE),
         reward_model_sha256=tags.get(REWARD_MODEL),
     )
+
+
+def no_champion(site: Site) -> NightjarError:
+    """What to raise where the alias names nobody: before the first promotion that is no fault, afterwards it is."""
+    if site.journal.champions(site.model):
+        return NightjarError(
+            f"{site.model} has no champion any more: somebody has removed the alias in MLflow",
+            "set the alias champion again there, or say `nightjar promote VERSION --force --why TEXT`",
+        )
+    return NoChampionYet(f"{site.model} has no champion yet", "run a night first: nightjar run CONFIG")
 
 
 def ensure_fetched(site: Site, frozen: FrozenChampion | None) -> None:

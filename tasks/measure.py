@@ -9,7 +9,7 @@ from pathlib import Path
 
 from configs.errors import NightjarError
 from configs.schema import NightConfig
-from tasks.champion import freeze_champion
+from tasks.champion import freeze_champion, no_champion
 from tasks.launch_plan import LaunchPlan
 from tasks.locks import held_lock, slug, watch_lock_path
 from tasks.model_store import find_model
@@ -74,7 +74,7 @@ def prepare_measurement(site: Site, config: NightConfig, book: NightBook) -> Mea
     """
     champion = freeze_champion(site, book.home / FOLDER / slug(site.model))
     if champion is None:
-        raise NightjarError(f"{site.model} has no champion yet", "run a night first: nightjar run CONFIG")
+        raise no_champion(site)
     inputs = _inputs(champion, config, book)
     number, directory = claim_directory(book.home)
     dumped = config.model_dump(mode="json")

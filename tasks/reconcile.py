@@ -32,19 +32,21 @@ class Reconciled:
     problems: list[str] = field(default_factory=list)
     moved: list[str] = field(default_factory=list)
     """What other hands did to the champion; it stands."""
+    busy: list[str] = field(default_factory=list)
+    """Promotions and rollbacks that are at work right now: nobody's fault, and looked at again at the next start."""
     contradicted: bool = False
     """Journal and registry contradict each other: no champion was changed, and a person has to look."""
 
     @property
     def nothing_to_do(self) -> bool:
         """Whether the last night left everything in order."""
-        return not (self.settled or self.closed_runs or self.problems)
+        return not (self.settled or self.closed_runs or self.problems or self.busy)
 
 
 def reconcile(site: Site) -> Reconciled:
     """Revert a promotion that never reached `verified`, complete a rollback that was begun, close dead runs as KILLED.
 
-    Doing it twice changes nothing. A promotion that is at work right now is left alone and named as a problem. Where
+    Doing it twice changes nothing. A promotion that is at work right now is left alone and named. Where
     journal and registry contradict each other, acts are left as they are: an open one may only have lost its end.
     Raises TrackingUnavailable, JournalError.
     """
@@ -53,7 +55,7 @@ def reconcile(site: Site) -> Reconciled:
         with site.locked("reconcile"):
             _settle(site, done)
     except LockHeld as error:
-        done.problems.append(error.message)
+        done.busy.append(f"{error.message}; what it leaves open is looked at afterwards")
     _remove_scratch(site)
     done.closed_runs = close_dead_runs(site)
     return done

@@ -10,6 +10,7 @@ __all__ = [
     "JournalError",
     "LockHeld",
     "LockUnusable",
+    "NoChampionYet",
     "PromotionError",
     "PromotionRaced",
     "RegistryError",
@@ -43,6 +44,10 @@ class LockHeld(NightjarError, RuntimeError):
 
 class LockUnusable(NightjarError, RuntimeError):
     """The lock's file cannot be made or opened, so nobody can be kept out; nothing was begun."""
+
+
+class NoChampionYet(NightjarError):
+    """No version of this model was ever promoted: a night must do it first."""
 
 
 class PromotionError(NightjarError, RuntimeError):

@@ -68,7 +68,10 @@ def breaches(
 def require_limits(config: WatchConfig) -> None:
     """Raises ConfigError when there is nothing to judge by."""
     if not config.limits:
-        raise ConfigError("watch.limits is empty: there is nothing to judge", "write at least one limit under watch:")
+        raise ConfigError(
+            "watch.limits is empty: there is nothing to judge",
+            "write at least one limit under watch: in the config; it counts when a night has run with it",
+        )
 
 
 def record_watch(

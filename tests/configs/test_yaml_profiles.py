@@ -36,6 +36,7 @@ def test_profile_is_valid_and_its_chain_is_named_apart(name: str) -> None:
     config = load_config(CONFIGS / name)
     assert config.name in name
     assert config.registry.model != "nightjar-policy", "each profile has a registered model of its own"
+    assert config.watch.limits, "a champion without limits is watched by nobody"
 
 
 def test_the_night_of_the_stack_tests_is_valid() -> None:
@@ -130,4 +131,4 @@ def test_readme_config_is_valid(tmp_path: Path) -> None:
         path = tmp_path / "my.yaml"
         path.write_text(block)
         assert yaml.safe_load(block)["data"]["source"]
-        load_config(path)
+        assert load_config(path).watch.limits, "the README promises that a broken limit rolls back"

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 from prefect.server.events.actions import RunDeployment
-from prefect.server.schemas.core import FlowRun
+from prefect.server.schemas.core import Flow, FlowRun
 from prefect.server.schemas.states import Failed
 from prefect.server.utilities.user_templates import render_user_template_sync
 
@@ -32,7 +32,7 @@ def prefect_server() -> None:
 def rendered(reaction: Reaction) -> dict[str, Any]:
     state = Failed(name="Undecided", message="the interval straddles the limit")
     run = FlowRun(id=NUMBER, flow_id=NUMBER, name="a night", state=state)
-    context = {"flow_run": run, "event": {"payload": PAYLOAD}}
+    context = {"flow": Flow(id=NUMBER, name="nightly"), "flow_run": run, "event": {"payload": PAYLOAD}}
     return dict(_filled(reaction.parameters["request"], context))
 
 
@@ -65,4 +65,4 @@ def test_the_payload_of_a_breach_arrives_as_it_was_sent() -> None:
 
 def test_a_bad_night_is_told_in_a_sentence() -> None:
     told = rendered(reconcile_reaction("team", "/home/of/nights"))
-    assert told["occasion"] == "night a night ended Undecided: the interval straddles the limit"
+    assert told["occasion"] == "nightly a night ended Undecided: the interval straddles the limit"

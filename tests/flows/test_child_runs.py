@@ -7,6 +7,7 @@ import uuid
 
 import pytest
 from prefect import get_client
+from prefect.states import Completed
 
 from flows.child_runs import ChildRuns
 from flows.deploy import deploy
@@ -23,19 +24,38 @@ def request() -> dict:
     return {"request": {"directory": "/h/runs/team-0001/ppo"}}
 
 
-def test_one_key_is_one_run_and_an_ended_one_is_counted(deployed) -> None:
+def test_one_key_is_one_run_and_an_ended_one_is_not_used_again(deployed) -> None:
     runs = ChildRuns("train/team", f"nightjar-stage-{uuid.uuid4().hex}")
     first = runs.start(request(), key="a-0")
     assert runs.start(request(), key="a-0") == first
-    assert runs.finished() == 0
+    assert runs.next_number() == 0, "who asks now shares it"
     seen = runs.look(first)
     assert (seen.running, seen.ended, seen.words) == (False, None, "Scheduled")
     runs.cancel(first)
     seen = runs.look(first)
     assert seen.ended is not None
     assert seen.ended.is_cancelled()
-    assert runs.finished() == 1
+    assert runs.next_number() == 1
     assert runs.start(request(), key="a-1") != first
+
+
+def test_runs_that_somebody_deletes_are_neither_waited_for_nor_found_again(deployed) -> None:
+    runs = ChildRuns("train/team", f"nightjar-stage-{uuid.uuid4().hex}")
+    name = uuid.uuid4().hex
+    assert runs.next_number() == 0
+    first, second, third = (runs.start(request(), key=f"{name}-{number}") for number in range(3))
+    with get_client(sync_client=True) as client:
+        for run_id in (first, second):
+            client.set_flow_run_state(run_id, Completed(), force=True)
+        assert runs.next_number() == 2, "the newest goes on"
+        client.set_flow_run_state(third, Completed(), force=True)
+        client.delete_flow_run(first)
+        assert runs.next_number() == 3, "as if all were there: the keys -1 and -2 are taken"
+        client.delete_flow_run(third)
+    seen = runs.look(third)
+    assert seen.ended is not None
+    assert seen.ended.is_crashed()
+    assert "deleted" in str(seen.ended.message)
 
 
 def test_a_run_that_nobody_ends_is_called_crashed(deployed) -> None:
@@ -79,5 +99,5 @@ def test_a_server_that_is_away_is_waited_for_while_a_stage_runs(deployed, monkey
     seen = runs.look(uuid.uuid4())
     assert (seen.ended, "does not answer" in seen.words) == (None, True)
     with pytest.raises(StageError, match="does not answer"):
-        runs.finished()
+        runs.next_number()
     runs.cancel(uuid.uuid4())

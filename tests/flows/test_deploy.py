@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from prefect import get_client
+from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.objects import ConcurrencyLimitStrategy
 
 from flows.automations import automation_of, rollback_is_automatic
@@ -135,6 +136,27 @@ def test_the_limit_of_the_gpu_pool_follows(client) -> None:
     assert client.read_work_pool("gpu").concurrency_limit == 3
     deploy(replace(CHAIN, name="another"))
     assert client.read_work_pool("gpu").concurrency_limit == 3, "a chain that asks for nothing changes nothing"
+
+
+def test_a_gpu_pool_that_its_worker_made_gets_a_limit_and_one_that_somebody_set_stays(client) -> None:
+    """The documented order: workers start first, make their pools, and set no limit."""
+    for pool in client.read_work_pools():
+        client.delete_work_pool(pool.name)
+    for name in ("cpu", "gpu"):
+        client.create_work_pool(WorkPoolCreate(name=name, type="process"))
+    assert "work pool gpu now has 1 run(s) at once" in deploy(CHAIN)
+    assert [client.read_work_pool(name).concurrency_limit for name in ("cpu", "gpu")] == [None, 1]
+    client.update_work_pool("gpu", WorkPoolUpdate(concurrency_limit=2))
+    assert "work pool gpu (process) is there" in deploy(CHAIN)
+    assert client.read_work_pool("gpu").concurrency_limit == 2
+
+
+def test_a_gpu_pool_of_another_kind_is_left_as_it_is(client) -> None:
+    client.delete_work_pool("gpu")
+    client.create_work_pool(WorkPoolCreate(name="gpu", type="kubernetes"))
+    deploy(CHAIN)
+    assert client.read_work_pool("gpu").concurrency_limit is None
+    client.delete_work_pool("gpu")
 
 
 @pytest.mark.parametrize("deployment", deployments_of(CHAIN), ids=lambda one: one.flow)

@@ -85,7 +85,28 @@ def test_an_unknown_zone_is_refused() -> None:
     ],
 )
 def test_hours_in_which_clocks_change_are_remarked(cron: str, zone: str, warned: bool) -> None:
-    assert bool(remarks(cron, None, zone, ())) is warned
+    assert bool(remarks(replace(CHAIN, cron=cron, watch_cron=None, timezone=zone))) is warned
+
+
+def test_without_limits_no_watch_is_scheduled_and_deploy_says_so(monkeypatch, tmp_path) -> None:
+    chains: list[Chain] = []
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")
+    monkeypatch.setenv("NIGHTJAR_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(deploy_module, "deploy", lambda chain: chains.append(chain) or [])
+    config = str(ROOT / "configs/quickstart.yaml")
+
+    def watch_of(*arguments: str) -> tuple[str | None, str]:
+        done = run_deploy(config, *arguments)
+        assert done.exit_code == 0, done.output
+        (cron,) = (one.cron for one in deployments_of(chains[-1]) if one.flow == "watch")
+        return cron, done.output
+
+    assert watch_of() == ("30 */6 * * *", "")
+    cron, told = watch_of("watch.limits=[]")
+    assert cron is None
+    assert "look: " in told
+    assert "has no limits under watch:" in told
+    assert watch_of("watch.limits=[]", "--watch-cron", "off") == (None, ""), "somebody has said so"
 
 
 @pytest.mark.parametrize("text", ["image", "=x", "env=A"])
@@ -138,10 +159,11 @@ def test_prefect_yaml_describes_the_same_reactions(described) -> None:
             assert trigger["match"] == {"prefect.resource.id": f"nightjar.model.{reaction.model}"}
         else:
             # Prefect's own command knows no id of another deployment beforehand: it goes by flow and name.
-            flow, name = str(reaction.after_runs_of).split("/")
+            flows = [full_name.split("/")[0] for full_name in reaction.after_runs_of]
+            assert {full_name.split("/")[1] for full_name in reaction.after_runs_of} == {entry["name"]}
             assert trigger["match_related"] == [
-                {"prefect.resource.role": "flow", "prefect.resource.name": flow},
-                {"prefect.resource.role": "deployment", "prefect.resource.name": name},
+                {"prefect.resource.role": "flow", "prefect.resource.name": flows if len(flows) > 1 else flows[0]},
+                {"prefect.resource.role": "deployment", "prefect.resource.name": entry["name"]},
             ]
 
 

@@ -43,13 +43,14 @@ class Pool:
     started: list[tuple[dict, str]] = field(default_factory=list)
     cancelled: list[uuid.UUID] = field(default_factory=list)
     looks: list = field(default_factory=list)
+    deleted: int = 0
 
     def __call__(self, deployment: str, tag: str) -> Pool:
         self.tag = tag
         return self
 
-    def finished(self) -> int:
-        return len(self.started)
+    def next_number(self) -> int:
+        return len(self.started) - self.deleted
 
     def start(self, parameters: dict, key: str) -> uuid.UUID:
         self.looks = self.script[len(self.started)]
@@ -138,6 +139,15 @@ def test_a_crashed_run_is_tried_again_under_a_new_key(spec, monkeypatch) -> None
     assert [key[-2:] for key in keys] == ["-0", "-1"]
     assert keys[0][:-2] == keys[1][:-2], "only the number is another one"
     assert told.events == [("died", "died on its pool (exit code 137)")]
+
+
+def test_a_run_that_was_deleted_is_tried_again_under_a_new_number(spec, monkeypatch) -> None:
+    """Its number is free on the server, while its process may still show life in the folder of that number."""
+    pool = Pool([[AT_WORK, ended(Crashed(message="somebody has deleted its run in Prefect"))], [does_the_work]])
+    pool.deleted = 1
+    done, told = run(spec, monkeypatch, pool)
+    assert (done.attempts, [key[-2:] for _, key in pool.started]) == (2, ["-0", "-1"])
+    assert "somebody has deleted its run" in told.events[0][1]
 
 
 def test_a_run_is_shared_within_a_home_and_a_deployment_only(tmp_path, monkeypatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.states import Completed, Paused, Pending, Running, State
+from prefect.states import AwaitingRetry, Completed, Failed, Paused, Pending, Running, State
 
 from flows import signs_of_life
 from flows.deploy import deploy
@@ -92,12 +93,25 @@ def test_a_run_that_was_taken_and_never_began_is_called_crashed_after_an_hour(se
     assert server.state_of(taken).is_crashed()
 
 
+def test_a_run_that_was_repeated_has_as_long_to_come_to_its_lock_as_any(server: Server, tmp_path: Path) -> None:
+    run = server.run_of("nightly")
+    first = server.client.read_flow_run(run).start_time
+    time.sleep(6.0)
+    for state in (Failed(), AwaitingRetry(), Pending(), Running()):
+        server.client.set_flow_run_state(run, state, force=True)
+    assert server.client.read_flow_run(run).start_time == first, "Prefect keeps the first start"
+    assert close_lost_runs(tmp_path, server.chain, starting_seconds=6.0, ending_seconds=0.0) == []
+    assert server.state_of(run).is_running()
+
+
 def test_reconcile_closes_them_and_not_itself(server: Server, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(close_lost_runs, "__defaults__", (0.0, 0.0, 3600.0))
     lost = server.run_of("watch")
     request = ReconcileRequest(home=str(tmp_path), chain=server.chain, deployment=f"nightly/{server.chain}")
     state = reconcile(request, return_state=True)
-    assert state.is_failed(), "this home has seen no night"
+    assert state.is_completed(), "that this home has seen no night is nothing that a person must mend"
+    assert "called crashed" in str(state.message)
+    assert "nothing to do yet" in str(state.message)
     assert server.state_of(lost).is_crashed()
 
 

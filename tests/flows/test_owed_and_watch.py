@@ -71,9 +71,9 @@ def test_a_race_for_the_alias_fails_the_night_and_the_repetition_judges_anew(nig
 
 
 def test_watch_measures_and_takes_down_after_patience(nights, monkeypatch) -> None:
-    refused = watch(WatchRequest(home=str(nights.home)), return_state=True)
-    assert refused.is_failed()
-    assert "has seen no night yet" in refused.message
+    early = watch(WatchRequest(home=str(nights.home)), return_state=True)
+    assert (early.name, early.is_completed()) == ("Skipped", True)
+    assert "has seen no night yet" in early.message
 
     nights.run("watch.limits=[{metric: reward, min: 0.2}]", "watch.patience=2")
     taken_down = []

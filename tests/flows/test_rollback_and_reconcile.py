@@ -8,6 +8,7 @@ import pytest
 
 from flows import reconcile as reconcile_module
 from flows import rollback as rollback_module
+from flows.deployments import Chain, deployments_of
 from flows.reconcile import ReconcileRequest, reconcile
 from flows.rollback import RollbackRequest, rollback
 from tasks.reconcile import Reconciled
@@ -61,10 +62,25 @@ def test_a_rollback_is_done_and_told(monkeypatch, told) -> None:
         return Rollback(True, "4", "3", "version 4 was rolled back to version 3: too curt")
 
     monkeypatch.setattr(rollback_module, "take_down", take_down)
-    state = roll_back(away_from="4")
+    state = roll_back(away_from="4", by="automation")
     assert (state.name, state.message) == ("Completed", "version 4 was rolled back to version 3: too curt")
     assert asked == [{"why": "too curt", "to": None, "away_from": "4", "by": "automation"}]
     assert told == [(("slack-webhook/ops",), "Nightjar: team-policy was rolled back", state.message)]
+
+
+def test_a_person_who_names_nobody_is_not_taken_for_the_automation(monkeypatch) -> None:
+    """The parameters are those of the deployment's own form."""
+    asked = []
+
+    def take_down(site, **how):
+        asked.append(how["by"])
+        return Rollback(True, "4", "3", "done")
+
+    monkeypatch.setattr(rollback_module, "take_down", take_down)
+    chain = Chain("team", "team-policy", config="/c.yaml", home="/h")
+    (form,) = (one.parameters["request"] for one in deployments_of(chain) if one.flow == "rollback")
+    assert rollback(RollbackRequest.model_validate(form), return_state=True).is_completed()
+    assert asked == ["somebody by the form"]
 
 
 def test_one_that_was_done_before_is_unchanged_and_not_told(monkeypatch, told) -> None:
@@ -123,6 +139,17 @@ def test_the_schedule_is_silent_when_all_is_well(monkeypatch, told) -> None:
     state = put_in_order(monkeypatch, Reconciled())
     assert (state.is_completed(), told) == (True, [])
     assert "nothing to do" in state.message
+
+
+def test_a_promotion_at_work_calls_nobody(monkeypatch, told) -> None:
+    """Its download and its answers may take longer than the hour has minutes left."""
+    busy = Reconciled(busy=["reconcile cannot start: policy.lock is held by promotion of version 7 (pid 8 on here)"])
+    state = put_in_order(monkeypatch, busy)
+    assert (state.is_completed(), told) == (True, [])
+    assert "promotion of version 7" in state.message
+    put_in_order(monkeypatch, busy, occasion="night x ended Crashed")
+    assert [subject for _, subject, _ in told] == ["Nightjar: /h is in order"]
+    assert "promotion of version 7" in told[0][2]
 
 
 def test_what_was_done_and_why_is_told(monkeypatch, told) -> None:

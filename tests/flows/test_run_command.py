@@ -10,7 +10,8 @@ from prefect.states import Completed
 
 from configs.errors import NightjarError
 from flows import run_command
-from flows.run_command import BUSY, DONE, run_night, run_watch
+from flows.exit_codes import BUSY, DONE
+from flows.run_command import run_night, run_watch
 from tasks.last_config import site_of
 from tasks.measure import ANOTHER_MEASURES
 from tasks.night_lock import ANOTHER_RUNS, only_night

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from configs.errors import NightjarError
+from flows.exit_codes import BUSY, DONE, USER
 from flows.registry_commands import answer, explain_gate, reconcile_now, roll_back
 from flows.status_view import status_view
 from flows.ui_command import serve_ui
@@ -170,23 +171,23 @@ def test_unreadable_configs_leave_the_nights_on_the_page(home: Path) -> None:
 
 def test_reconcile_says_a_contradiction_and_adopts_when_told_to(home: Path) -> None:
     (home / "journal.jsonl").unlink()
-    told, is_done = reconcile_now(home)
-    assert not is_done
+    told, code = reconcile_now(home)
+    assert code == USER
     assert "was promoted, as its tag says" in told
     with pytest.raises(NightjarError, match="--adopt needs a reason"):
         reconcile_now(home, adopt="")
-    told, is_done = reconcile_now(home, adopt="the disk died")
-    assert is_done
+    told, code = reconcile_now(home, adopt="the disk died")
+    assert code == DONE
     assert "champion version 1" in told
     assert "no open problems" in shown(home)
 
 
-def test_reconcile_says_that_a_lock_is_left_for_a_person(home: Path) -> None:
+def test_reconcile_says_that_a_promotion_is_at_work_and_needs_no_person_for_it(home: Path) -> None:
     with site_of(home).locked("promotion of version 7"):
-        told, is_done = reconcile_now(home)
-    assert not is_done
+        told, code = reconcile_now(home)
+    assert code == BUSY
     assert "promotion of version 7" in told
-    assert reconcile_now(home)[1]
+    assert reconcile_now(home)[1] == DONE
 
 
 @pytest.mark.usefixtures("light_registry")

@@ -109,6 +109,29 @@ def test_reconcile_puts_the_named_chain_in_order(home: Path, acted_on: list[str]
     assert acted_on == ["quickstart-policy"] * 2
 
 
+def test_a_chain_that_was_just_deployed_waits_for_its_first_night_and_nobody_is_called(
+    home: Path, acted_on: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(reconcile_module, "notify", lambda blocks, subject, body: told.append(body) or [])
+
+    def hourly(of: Path, chain: str, **more: str):
+        return reconcile(ReconcileRequest(home=str(of), chain=chain, **more), return_state=True)
+
+    for fresh in (home, tmp_path_factory.mktemp("empty"), home / "not-made-yet"):
+        state = hourly(fresh, "tomorrow")
+        assert state.is_completed(), state.message
+        assert "nothing to do yet" in str(state.message)
+    assert (told, acted_on) == ([], [])
+    refused = hourly(home, "tomorrow", occasion="night a ended Failed: no data")
+    assert refused.is_failed()
+    assert "no data" in told[0]
+    (home / "runs/chat-0001/config.json").write_text("{")
+    damaged = hourly(home, "chat")
+    assert damaged.is_failed(), "nights that cannot be read are not the same as none"
+    assert "of chain chat's 1 nights can be read" in str(damaged.message)
+
+
 def test_the_commands_take_a_chain_or_a_model(home: Path, acted_on: list[str]) -> None:
     with pytest.raises(NightjarError, match="holds 2 chains"):
         roll_back(home, None, "curt")
