@@ -1,4 +1,4 @@
-"""A Prefect server that goes away during a command: the night goes on without it, and its own record tells how it ended."""
+"""A Prefect server that goes away during a command: the night goes on, and its own record tells how it ended."""
 
 from __future__ import annotations
 
