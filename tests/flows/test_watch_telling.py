@@ -77,6 +77,9 @@ def chain(tmp_path: Path) -> Iterator[str]:
     deploy(Chain(name, "p", config="/c.yaml", home=str(tmp_path)))
     yield name
     with get_client(sync_client=True) as client:
+        for automation in client.read_automations():  # their owners take them along, but later
+            if automation.name.startswith(f"nightjar {name}:"):
+                client.delete_automation(automation.id)
         for flow in FLOWS:
             client.delete_deployment(client.read_deployment_by_name(f"{flow}/{name}").id)
 
