@@ -48,6 +48,8 @@ def test_deploying_twice_doubles_nothing(stack: Stack) -> None:
     told = stack.shell("flows.cli", "deploy", str(CONFIG), *choices)
     assert "was created" not in told
     assert (len(stack.prefect("deployments/filter")), len(stack.prefect("automations/filter"))) == before == (6, 3)
+    (gpu,) = stack.prefect("work_pools/filter", {"work_pools": {"name": {"any_": ["gpu"]}}})
+    assert gpu["concurrency_limit"] == 1, "its worker has made it, without one"
 
 
 def test_a_night_on_two_pools_promotes(stack: Stack) -> None:
