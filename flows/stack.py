@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -62,7 +63,8 @@ def up(
         _spawn(place, folder, ports)
         typer.echo(f"the stack is up after {time.monotonic() - started:.0f} s")
     shown = (folder / "env").read_text(encoding="utf-8")
-    typer.echo(f"{_states(folder)}\n\nfor your shell (also: . {folder / 'env'}):\n{shown}")
+    read = f". {shlex.quote(str(folder / 'env'))}"
+    typer.echo(f"{_states(folder)}\n\nfor your shell (also: {read}):\n{shown}")
 
 
 @app.command()
@@ -144,10 +146,15 @@ def require_driver() -> None:
         raise NightjarError("MLflow needs psycopg2 to keep its data in PostgreSQL", "pip install psycopg2-binary")
 
 
+def shell_lines(home: Path, ports: Ports) -> str:
+    """What a shell reads to use this stack; quoted, since a home may have blanks in its path."""
+    variables = addresses(ports) | {"NIGHTJAR_HOME": str(home)}
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
+
+
 def _spawn(home: Path, folder: Path, ports: Ports) -> None:
     (folder / STATE).unlink(missing_ok=True)
-    lines = [f"export {name}={value}" for name, value in addresses(ports).items()]
-    (folder / "env").write_text("\n".join([*lines, f"export NIGHTJAR_HOME={home}", ""]), encoding="utf-8")
+    (folder / "env").write_text(shell_lines(home, ports), encoding="utf-8")
     command = [sys.executable, "-m", "flows.stack", "supervise", str(home), *map(str, ports.named().values())]
     log = folder / LOGS / "supervisor.log"
     with log.open("ab") as output:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from configs.errors import NightjarError
-from flows.stack import app, read_state, require_driver, require_free, supervisor_of
+from flows.stack import app, read_state, require_driver, require_free, shell_lines, supervisor_of
 from flows.stack_postgres import Postgres
 from flows.stack_services import Ports, addresses, services_of
 from tasks.launch_plan import free_port
@@ -42,6 +43,15 @@ def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(NightjarError, match="psycopg2-binary"):
         require_driver()
+
+
+def test_a_shell_reads_the_home_as_it_is_written(tmp_path: Path) -> None:
+    home = tmp_path / "my home; $(touch struck) 'x'"
+    (tmp_path / "env").write_text(shell_lines(home, ports()), encoding="utf-8")
+    script = '. ./env && printf "%s" "$NIGHTJAR_HOME"'
+    told = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert told.stdout == str(home)
+    assert not (tmp_path / "struck").exists()
 
 
 def test_nothing_runs_and_ending_it_is_fine(tmp_path: Path) -> None:
