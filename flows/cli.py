@@ -270,9 +270,9 @@ def main() -> None:
 
 
 def _home(home: Path | None) -> Path:
-    from tasks.home import home_of
+    from tasks.home import home_at, home_of
 
-    return home.expanduser().resolve() if home is not None else home_of()
+    return home_at(home) if home is not None else home_of()
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from configs.errors import NightjarError
 from flows.stack_postgres import open_postgres
 from flows.stack_services import LOOPBACK, Ports, addresses, services_of
 from flows.stack_supervisor import LOGS, STATE, Supervisor
-from tasks.home import home_of
+from tasks.home import home_at, home_of
 from tasks.launch_plan import ROOT
 from tasks.locks import held_lock, holder_of
 from tasks.process_tree import end_processes
@@ -192,7 +192,7 @@ def _last_line(log: Path) -> str:
 
 
 def _home(home: Path | None) -> Path:
-    return home.expanduser().resolve() if home is not None else home_of()
+    return home_at(home) if home is not None else home_of()
 
 
 def main() -> None:
