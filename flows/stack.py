@@ -57,6 +57,8 @@ def up(
     if supervisor_of(folder) is not None:
         typer.echo("the stack is running already")
     else:
+        if holder_of(folder / "lock") is None:
+            _end_strays(folder)
         require_free(ports)
         require_driver()
         started = time.monotonic()
@@ -78,7 +80,7 @@ def down(home: Home = None) -> None:
             supervisor.wait(_DOWN_SECONDS)
         except psutil.TimeoutExpired:
             supervisor.kill()
-    strays = sum(end_processes(folder / "services" / name) for name in _SERVICES)
+    strays = _end_strays(folder)
     (folder / "supervisor.pid").unlink(missing_ok=True)
     left = f"; {strays} stray process(es) of a killed supervisor were ended" if strays else ""
     typer.echo(("the stack is down" if supervisor is not None else "the stack was not running") + left)
@@ -144,6 +146,11 @@ def require_driver() -> None:
     """Raises NightjarError without MLflow's driver for PostgreSQL (Prefect brings its own)."""
     if importlib.util.find_spec("psycopg2") is None:
         raise NightjarError("MLflow needs psycopg2 to keep its data in PostgreSQL", "pip install psycopg2-binary")
+
+
+def _end_strays(folder: Path) -> int:
+    """End what a killed supervisor has left, which would hold the very ports; how many processes there were."""
+    return sum(end_processes(folder / "services" / name) for name in _SERVICES)
 
 
 def shell_lines(home: Path, ports: Ports) -> str:
