@@ -48,6 +48,15 @@ Model = Annotated[
 ]
 
 
+def _text(given: str) -> str:
+    """A reason is kept for ever in files and databases of UTF-8; another terminal's bytes cannot be."""
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        raise typer.BadParameter("is no text in UTF-8; write it anew") from None
+    return given
+
+
 @app.command()
 def run(
     config: Config,
@@ -56,7 +65,7 @@ def run(
     force: Annotated[
         bool, typer.Option("--force", help="Promote whatever the gate says. Needs --why; both are recorded.")
     ] = False,
-    why: Annotated[str, typer.Option(help="With --force: the reason.")] = "",
+    why: Annotated[str, typer.Option(callback=_text, help="With --force: the reason.")] = "",
     plain: Annotated[bool, typer.Option("--plain", help="Plain lines instead of a live display.")] = False,
 ) -> None:
     """Run tonight, or go on with a night that broke off.
@@ -93,7 +102,9 @@ def status(
 
 @app.command()
 def rollback(
-    why: Annotated[str, typer.Option(help="The reason; becomes a tag of the version that is taken down.")],
+    why: Annotated[
+        str, typer.Option(callback=_text, help="The reason; becomes a tag of the version that is taken down.")
+    ],
     to: Annotated[str | None, typer.Option(help="Version to return to. Default: the champion before this one.")] = None,
     home: Home = None,
     chain: Chain = None,
@@ -111,7 +122,9 @@ def promote(
     force: Annotated[
         bool, typer.Option("--force", help="Whatever the gate or an earlier rollback says. Needs --why.")
     ] = False,
-    why: Annotated[str, typer.Option(help="With --force: the reason; becomes part of the version's record.")] = "",
+    why: Annotated[
+        str, typer.Option(callback=_text, help="With --force: the reason; becomes part of the version's record.")
+    ] = "",
     home: Home = None,
     chain: Chain = None,
     model: Model = None,
@@ -156,7 +169,7 @@ def reconcile(
         bool,
         typer.Option("--adopt", help="Take the registry as it is, where journal or database was lost. Needs --why."),
     ] = False,
-    why: Annotated[str, typer.Option(help="With --adopt: the reason; it goes into the journal.")] = "",
+    why: Annotated[str, typer.Option(callback=_text, help="With --adopt: the reason; it goes into the journal.")] = "",
 ) -> None:
     """Close what killed processes left open: half promotions are reverted, dead MLflow runs ended. Safe at any time.
 
@@ -272,9 +285,9 @@ def main() -> None:
 
 
 def _home(home: Path | None) -> Path:
-    from tasks.home import home_of
+    from tasks.home import home_at, home_of
 
-    return home.expanduser().resolve() if home is not None else home_of()
+    return home_at(home) if home is not None else home_of()
 
 
 if __name__ == "__main__":

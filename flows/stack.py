@@ -25,7 +25,7 @@ from configs.errors import NightjarError
 from flows.stack_postgres import open_postgres
 from flows.stack_services import LOOPBACK, Ports, addresses, services_of
 from flows.stack_supervisor import LOGS, STATE, Supervisor
-from tasks.home import home_of
+from tasks.home import home_at, home_of
 from tasks.launch_plan import ROOT
 from tasks.locks import held_lock, holder_of
 from tasks.process_tree import end_processes
@@ -57,13 +57,16 @@ def up(
     if supervisor_of(folder) is not None:
         typer.echo("the stack is running already")
     else:
+        if holder_of(folder / "lock") is None:
+            _end_strays(folder)
         require_free(ports)
         require_driver()
         started = time.monotonic()
         _spawn(place, folder, ports)
         typer.echo(f"the stack is up after {time.monotonic() - started:.0f} s")
     shown = (folder / "env").read_text(encoding="utf-8")
-    typer.echo(f"{_states(folder)}\n\nfor your shell (also: . {folder / 'env'}):\n{shown}")
+    read = f". {shlex.quote(str(folder / 'env'))}"
+    typer.echo(f"{_states(folder)}\n\nfor your shell (also: {read}):\n{shown}")
 
 
 @app.command()
@@ -77,7 +80,7 @@ def down(home: Home = None) -> None:
             supervisor.wait(_DOWN_SECONDS)
         except psutil.TimeoutExpired:
             supervisor.kill()
-    strays = sum(end_processes(folder / "services" / name) for name in _SERVICES)
+    strays = _end_strays(folder)
     (folder / "supervisor.pid").unlink(missing_ok=True)
     left = f"; {strays} stray process(es) of a killed supervisor were ended" if strays else ""
     typer.echo(("the stack is down" if supervisor is not None else "the stack was not running") + left)
@@ -145,11 +148,20 @@ def require_driver() -> None:
         raise NightjarError("MLflow needs psycopg2 to keep its data in PostgreSQL", "pip install psycopg2-binary")
 
 
+def _end_strays(folder: Path) -> int:
+    """End what a killed supervisor has left, which would hold the very ports; how many processes there were."""
+    return sum(end_processes(folder / "services" / name) for name in _SERVICES)
+
+
+def shell_lines(home: Path, ports: Ports) -> str:
+    """What a shell reads to use this stack; quoted, since a home may have blanks in its path."""
+    variables = addresses(ports) | {"NIGHTJAR_HOME": str(home)}
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
+
+
 def _spawn(home: Path, folder: Path, ports: Ports) -> None:
     (folder / STATE).unlink(missing_ok=True)
-    variables = addresses(ports) | {"NIGHTJAR_HOME": str(home)}
-    lines = [f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()]
-    (folder / "env").write_text("".join(lines), encoding="utf-8")
+    (folder / "env").write_text(shell_lines(home, ports), encoding="utf-8")
     command = [sys.executable, "-m", "flows.stack", "supervise", str(home), *map(str, ports.named().values())]
     log = folder / LOGS / "supervisor.log"
     with log.open("ab") as output:
@@ -187,7 +199,7 @@ def _last_line(log: Path) -> str:
 
 
 def _home(home: Path | None) -> Path:
-    return home.expanduser().resolve() if home is not None else home_of()
+    return home_at(home) if home is not None else home_of()
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from configs.schema import NightConfig
 from configs.schema.gates import GatesConfig
-from tasks.agreement import require_agreement, require_kept_database
+from tasks.agreement import require_agreement, require_kept_database, require_named_champion
 from tasks.append_log import AppendLog
 from tasks.champion import no_champion
 from tasks.last_config import last_config
@@ -42,6 +42,7 @@ def check_registry(site: Site) -> None:
     check_tracking(site.tracking_uri, site.config.reach_timeout_seconds)
     check_home_in_place(site)
     require_agreement(site)
+    require_named_champion(site)
 
 
 def check_first_gate(site: Site, gates: GatesConfig) -> None:
@@ -65,6 +66,7 @@ def admit_watch(home: Path, chain: str | None, model: str | None) -> tuple[Site,
     require_limits(config.watch)
     AppendLog(home / WATCH_LOG).read()
     check_existing_tracking(site.tracking_uri, site.config.reach_timeout_seconds)
+    require_named_champion(site)
     if site.registry.alias(CHAMPION) is None:
         raise no_champion(site)
     return site, config

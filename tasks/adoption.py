@@ -16,7 +16,8 @@ def adopt(site: Site, *, by: str, why: str) -> str:
     """Write one line into the journal after which it agrees with the registry, and say what it holds.
 
     The champion is the one that the alias names; whom a rollback returns to and what is banned is read from the
-    versions' tags, and from the journal as far as it is there. Nothing is written where both agree already.
+    versions' tags, and from the journal as far as it is there. Nothing is written where both agree already. An alias
+    that names nobody stays so, and nights are refused until a person has promoted one of those that were champion.
     Raises PromotionError without a reason, JournalError when the journal is damaged (move it aside first), LockHeld.
     """
     if not why.strip():
@@ -63,7 +64,8 @@ def _is_banned(version: Version, standing: Standing) -> bool:
 
 
 def _sentence(site: Site, entry: Entry) -> str:
-    *earlier, champion = entry.champions or (None,)
+    champion = site.registry.alias(CHAMPION)
+    earlier = [number for number in entry.champions if number != champion]
     parts = [f"champion {'none' if champion is None else f'version {champion}'}"]
     parts += [f"before it {', '.join(reversed(earlier))}"] if earlier else []
     parts += [f"banned {', '.join(entry.banned)}"] if entry.banned else []

@@ -47,6 +47,19 @@ def require_agreement(site: Site) -> None:
         raise JournalContradicted("; ".join(lost), way_out(site))
 
 
+def require_named_champion(site: Site) -> None:
+    """Raises JournalContradicted when the journal knows a champion and the alias names none.
+
+    A night would take itself for the first one ever: every comparison with the champion would be skipped.
+    """
+    known = site.journal.champions(site.model)
+    if known and site.registry.alias(CHAMPION) is None:
+        raise JournalContradicted(
+            f"the alias {CHAMPION} of {site.model} is gone, and the journal knows version {known[-1]} as champion",
+            f"put it back: `nightjar promote {known[-1]} --force --why TEXT`, or any other version so",
+        )
+
+
 def settled(site: Site) -> list[Settled]:
     """How every act begins: `settle_unfinished`, on a journal that can be believed. Raises JournalContradicted."""
     require_agreement(site)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from configs.errors import NightjarError
 from configs.schema import NightConfig
+from tasks.agreement import require_named_champion
 from tasks.candidate import fetch_version
 from tasks.model_store import find_model, keep_model
 from tasks.night_state import FrozenChampion
@@ -25,9 +26,13 @@ QUICKSTART = "quickstart"
 
 
 def freeze_champion(site: Site, night_folder: Path) -> FrozenChampion | None:
-    """Fetch the champion below the night's folder, every byte checked, and note its lineage; None on a cold start."""
+    """Fetch the champion below the night's folder, every byte checked, and note its lineage; None on a cold start.
+
+    Raises JournalContradicted where the alias was deleted: that is no cold start.
+    """
     number = site.registry.alias(CHAMPION)
     if number is None:
+        require_named_champion(site)
         return None
     fetched = fetch_version(site, number, night_folder / f"champion-v{number}")
     tags = site.registry.version(number).tags

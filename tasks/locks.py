@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -83,8 +84,9 @@ def run_lock_path(home: Path, run: str) -> Path:
 
 
 def slug(name: str) -> str:
-    """`name` as the name of a file."""
-    return re.sub(r"[^A-Za-z0-9_-]", "_", name)
+    """`name` as the name of a file, another one for every name: chains `a.b` and `a_b` must not lock each other out."""
+    plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)
+    return plain if plain == name else f"{plain}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def _lock_path(folder: Path, name: str) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from tasks.agreement import settled
+from tasks.agreement import require_named_champion, settled
 from tasks.journal import Entry, new_act
 from tasks.registry import CHAMPION, PREVIOUS
 from tasks.registry_errors import PromotionError, RegistryError, RollbackRefused
@@ -41,9 +41,11 @@ def rollback(
         raise RollbackRefused("a rollback needs a reason", "give --why TEXT; it becomes a tag of the version")
     with site.locked(f"rollback of {site.model}"):
         settled(site)
+        require_named_champion(site)
         current = site.registry.alias(CHAMPION)
         if current is None:
             raise RollbackRefused(f"{site.model} has no champion, so there is nothing to roll back")
+        to = None if to is None else _number(site, to, current)
         done = _already_done(site, current, to, away_from)
         if done is not None:
             return Rollback(False, None, current, done)
@@ -51,6 +53,14 @@ def rollback(
         _prove(site, target)
         _tidy(site, _switch(site, current, target, why, by))
     return Rollback(True, current, target, f"version {current} was rolled back to version {target}: {why}")
+
+
+def _number(site: Site, to: str, current: str) -> str:
+    """`to` as the registry writes it: MLflow finds version 2 under "02" and " 2" too, which no alias ever names."""
+    try:
+        return site.registry.version(to).number
+    except RegistryError:
+        raise RollbackRefused(f"{site.model} has no version {to}; version {current} stays") from None
 
 
 def _already_done(site: Site, current: str, to: str | None, away_from: str | None) -> str | None:
@@ -79,8 +89,6 @@ def _target(site: Site, current: str, to: str | None) -> str:
                 "promote another version, or switch serving off; there is nothing to fall back to",
             )
         return found
-    if not site.registry.exists(to):
-        raise RollbackRefused(f"{site.model} has no version {to}; version {current} stays")
     version = site.registry.version(to)
     if site.journal.is_banned(site.model, to, version.tags.get(DIGEST)):
         raise RollbackRefused(

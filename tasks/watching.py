@@ -50,7 +50,7 @@ class WatchState:
 def breaches(
     measured: Mapping[str, float | None], first: Mapping[str, float | None] | None, limits: Sequence[WatchLimit]
 ) -> tuple[Breach, ...]:
-    """Which limits a measurement breaks. `first` is the same champion's first measurement, null when this is it.
+    """Which limits a measurement breaks. `first`: this champion's first value of each metric, null where this is it.
 
     A value that is not finite breaks its limit. A metric that was not measured is a mistake of the configuration, not
     of the champion: ConfigError.
@@ -85,7 +85,7 @@ def record_watch(
     log, term = AppendLog(home / WATCH_LOG), _term(home, model)
     earlier = _of_term([r for r in log.read().records if r.get("model") == model], version, term)
     finite = {name: value if math.isfinite(value) else None for name, value in measured.items()}
-    now = breaches(finite, earlier[0]["measured"] if earlier else None, config.limits)
+    now = breaches(finite, _first_values(earlier), config.limits)
     consecutive = 1 + int(earlier[-1]["consecutive"] if earlier else 0) if now else 0
     log.append(
         {
@@ -111,6 +111,14 @@ def _of_term(records: Sequence[Mapping[str, Any]], version: str, term: str | Non
     """The measurements of this champion's present term: those behind the last one of another version or term."""
     is_other = [r["version"] != version or r.get("term", term) != term for r in records]
     return list(records[len(records) - is_other[::-1].index(True) :] if any(is_other) else records)
+
+
+def _first_values(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Each metric's first finite value: one that began with NaN would otherwise never be held against max_drop."""
+    first: dict[str, float] = {}
+    for record in records:
+        first = {name: value for name, value in record["measured"].items() if value is not None} | first
+    return first
 
 
 def _breach(limit: WatchLimit, value: float | None, first: float | None) -> Breach | None:

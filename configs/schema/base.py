@@ -7,9 +7,9 @@ too many), and would otherwise be found out hours later by a full memory or a cl
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import Annotated, Any, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 
 class Section(BaseModel):
@@ -18,6 +18,23 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _yes_is_no_number(cls, given: Any, info: ValidationInfo) -> Any:
+        """`max: no` says "none" to a person, and would be 0; `relative: yes` would allow the loss of everything."""
+        if not isinstance(given, bool):
+            return given
+        kinds = _kinds(cls.model_fields[info.field_name or ""].annotation)
+        if bool not in kinds and kinds & {int, float}:
+            raise ValueError("yes and no (true, false) are no numbers; write one, or null where it may be left out")
+        return given
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """The plain types that an annotation consists of."""
+    inner = get_args(annotation)
+    return set().union(*map(_kinds, inner)) if inner else {annotation}
 
 
 def at_most(most: float, unit: str) -> AfterValidator:

@@ -62,6 +62,12 @@ def test_no_number_is_beyond_all_bounds(section: type[BaseModel], name: str) -> 
         assert complaints(section, name, -(10**12))
 
 
+@pytest.mark.parametrize(("section", "name"), FIELDS)
+def test_yes_and_no_are_no_numbers(section: type[BaseModel], name: str) -> None:
+    for value in (True, False):
+        assert complaints(section, name, value) or bool in kinds(section.model_fields[name].annotation), value
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [

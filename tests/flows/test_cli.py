@@ -221,3 +221,10 @@ def _tamper_with_the_report(home: Path) -> None:
     report = json.loads(file.read_text())
     report["night"] = "another"
     file.write_text(json.dumps(report))
+
+
+@pytest.mark.parametrize("command", [["rollback"], ["promote", "1", "--force"], ["reconcile", "--adopt"]])
+def test_a_reason_that_is_no_text_is_refused_in_words(command: list[str], tmp_path: Path) -> None:
+    told = CliRunner().invoke(app, [*command, "--home", str(tmp_path), "--why", os.fsdecode(b"bad\xff")])
+    assert told.exit_code == 2
+    assert "is no text in UTF-8" in told.output

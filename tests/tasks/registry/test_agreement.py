@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from configs.schema.registry import RegistryConfig
+from tasks.admission import check_registry
 from tasks.adoption import adopt
 from tasks.agreement import Agreement, compare, require_kept_database, settled
+from tasks.champion import freeze_champion
 from tasks.journal import Entry, new_act
 from tasks.promotion import Force, promote
 from tasks.reconcile import reconcile
@@ -207,6 +209,19 @@ def test_adoption_begins_anew_under_a_new_database(plain: Site, empty_database: 
     assert fresh.journal.champions(fresh.model) == ()
     made_champion(fresh)
     assert compare(fresh) == AGREED, "the number comes again, with other weights"
+
+
+def test_a_deleted_alias_is_no_first_night(plain: Site, tmp_path: Path) -> None:
+    first = made_champion(plain)
+    second = made_champion(plain, previous=first)
+    plain.registry.delete_alias(CHAMPION)
+    gone = rf"(?s)alias champion of {plain.model} is gone.*version {second}.*promote {second} --force"
+    for ask in (lambda: check_registry(plain), lambda: freeze_champion(plain, tmp_path)):
+        with pytest.raises(JournalContradicted, match=gone):
+            ask()
+    assert f"champion none; before it {second}, {first}" in adopt(plain, by="ada", why="on purpose")
+    with pytest.raises(JournalContradicted, match=gone):
+        check_registry(plain)
 
 
 def test_adoption_clears_what_looked_unfinished(plain: Site) -> None:

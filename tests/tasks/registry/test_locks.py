@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tasks import locks
-from tasks.locks import held_lock, holder_of, model_lock_path
+from tasks.locks import held_lock, holder_of, model_lock_path, night_lock_path
 from tasks.registry_errors import LockHeld, LockUnusable
 
 HOLDER = """
@@ -107,3 +107,9 @@ def test_a_lock_that_cannot_be_made_is_said_in_words(tmp_path: Path) -> None:
     with pytest.raises(LockUnusable, match=f"a night cannot start: {file}") as caught, held_lock(file, "a night"):
         pass
     assert "NIGHTJAR_HOME" in (caught.value.hint or "")
+
+
+def test_names_that_look_alike_lock_each_other_out_no_more(tmp_path: Path) -> None:
+    names = ("a_b", "a.b", "a b", "a-b")
+    assert len({night_lock_path(tmp_path, name) for name in names}) == len(names)
+    assert model_lock_path(tmp_path, "nightjar-policy").name == "nightjar-policy.lock"

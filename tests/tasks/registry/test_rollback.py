@@ -9,7 +9,7 @@ import pytest
 from tasks.promotion import Force, promote
 from tasks.reconcile import reconcile
 from tasks.registry import CHALLENGER, CHAMPION, PREVIOUS, Version
-from tasks.registry_errors import RollbackRefused
+from tasks.registry_errors import JournalContradicted, RollbackRefused
 from tasks.rollback import rollback
 from tasks.site import Site
 from tasks.version_tags import ROLLBACK_REASON, ROLLED_BACK_AT
@@ -83,6 +83,26 @@ def test_named_targets(site: Site, register: Register) -> None:
     with pytest.raises(RollbackRefused, match="itself rolled back"):
         rollback(site, why="test", to=third)
     assert rollback(site, why="up again to what was only passed", to=second).restored == second
+
+
+@pytest.mark.parametrize("written", ["0{}", " {}", "{} "])
+def test_a_number_that_only_mlflow_understands_is_taken_as_the_registry_writes_it(
+    site: Site, register: Register, written: str
+) -> None:
+    first, _, third = promote_all(site, register, 1, 2, 3)
+    assert not rollback(site, why="test", to=written.format(third)).changed
+    assert rollback(site, why="test", to=written.format(first)).restored == first
+    assert site.journal.unfinished() == []
+    assert site.journal.champions(site.model) == (first,)
+
+
+def test_a_deleted_alias_is_put_back_by_a_person(site: Site, register: Register) -> None:
+    first, second = promote_all(site, register, 1, 2)
+    site.registry.delete_alias(CHAMPION)
+    with pytest.raises(JournalContradicted, match=rf"(?s)alias champion .* is gone.*promote {second} --force"):
+        rollback(site, why="test")
+    promote(site, second, judged_against=None, force=Force("Ada", "put back"))
+    assert rollback(site, why="test").restored == first
 
 
 def test_a_broken_target_is_refused_and_the_champion_stays(site: Site, register: Register) -> None:

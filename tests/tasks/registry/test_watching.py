@@ -72,6 +72,13 @@ def test_drop_is_measured_from_the_first_measurement_of_this_champion(tmp_path: 
     assert record_watch(tmp_path, "m", "3", {"reward": 0.5, "kl": 0.0}, CONFIG).breaches == ()
 
 
+def test_drop_is_measured_from_the_first_value_that_was_finite(tmp_path: Path) -> None:
+    for reward in (float("nan"), 1.0):
+        record_watch(tmp_path, "m", "3", {"reward": reward, "kl": 0.0}, CONFIG)
+    state = record_watch(tmp_path, "m", "3", {"reward": 0.4, "kl": 0.0}, CONFIG)
+    assert state.breaches[0].sentence == "reward is 0.4, more than 0.5 below its first value 1"
+
+
 def test_a_value_that_is_not_finite_breaks_its_limit(tmp_path: Path) -> None:
     state = record_watch(tmp_path, "m", "3", {"reward": float("nan"), "kl": float("inf")}, CONFIG)
     assert [breach.sentence for breach in state.breaches] == ["reward is not finite", "kl is not finite"]
