@@ -79,7 +79,7 @@ def publish_summary(night: NightWork, summary: NightSummary) -> None:
     """The page as the run's note (with the pictures that the run has by now) and as a file; its gist on the version."""
     (night.folder / SUMMARY).write_text(night_markdown(summary), encoding="utf-8")
     run = night.tracker.run
-    night.tracker.attempt("the note", lambda: run.note(night_markdown(summary, run.pictures()), f"summary/{SUMMARY}"))
+    night.tracker.attempt("the note", lambda: run.note(night_markdown(summary, run.pictures()), SUMMARY))
     version, told = night.state.version, fit_note(version_markdown(summary), SUMMARY, DESCRIPTION_CHARACTERS)
     if version is not None:
         night.tracker.attempt("the version's description", lambda: _describe(night, version, told))
