@@ -58,6 +58,13 @@ class Camera:
     def scroll_to(self, xpath: str) -> None:
         self.browser.execute_script("arguments[0].scrollIntoView({block: 'start'})", self.find(xpath))
 
+    def wait_for_drawing(self, xpath: str) -> None:
+        """Until a canvas, whose content no text tells, shows more than greys: at most PAGE_SECONDS."""
+        canvas = self.find(xpath)
+        deadline = time.monotonic() + PAGE_SECONDS
+        while time.monotonic() < deadline and not is_coloured(canvas.screenshot_as_png):
+            time.sleep(1)
+
     def save(self, name: str) -> None:
         """256 colours are enough for these pages and keep the file small."""
         # Without a mouse the browser shows the charts' buttons all the time, over the curves.
@@ -66,3 +73,9 @@ class Camera:
         time.sleep(SETTLE_SECONDS)
         picture = Image.open(io.BytesIO(self.browser.get_screenshot_as_png())).convert("RGB")
         picture.quantize(256, dither=Image.Dither.NONE).save(self.output / f"{name}.png", optimize=True)
+
+
+def is_coloured(png: bytes) -> bool:
+    """Whether a hundredth of the picture is of a strong colour."""
+    saturation = Image.open(io.BytesIO(png)).convert("HSV").getchannel("S").histogram()
+    return sum(saturation[128:]) > sum(saturation) / 100

@@ -12,13 +12,18 @@ import os
 import tempfile
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from browser import Camera
 from home_copy import mlflow_of, prefect_of
 from night_lookup import NightInMlflow, NightInPrefect, find_in_mlflow, find_in_prefect, stack_addresses
 
 PPO_CHARTS = "^(heldout_reward|kl_ref|kl_coef|reward_mean|approx_kl|explained_variance)$"
+COMPARED_HEIGHT, TABLE_HEIGHT = 1600, 600
+NIGHT_COLUMNS = [
+    "tags.`nightjar.verdict`",
+    *(f"metrics.`final/{name}`" for name in ("gold_reward", "gold_reward.champion", "reward", "kl_ref", "eos_rate")),
+]
 
 
 def picture_mlflow(camera: Camera, address: str, night: NightInMlflow) -> None:
@@ -41,16 +46,38 @@ def picture_mlflow(camera: Camera, address: str, night: NightInMlflow) -> None:
     camera.open(f"{address}/#/models/{night.model}/versions/{night.version}", "nightjar.code_version")
     camera.save("mlflow-version")
     if night.earlier is not None:
+        picture_nights(camera, address, night)
         picture_two_nights(camera, address, night)
 
 
 def picture_two_nights(camera: Camera, address: str, night: NightInMlflow) -> None:
-    """The night and the one before it on MLflow's compare page, at the table of their numbers."""
+    """The night and the one before it on MLflow's compare page: what differs, and their pages beside each other."""
     both = quote(f'["{night.run}","{night.earlier}"]')
     experiment = quote(f'["{night.experiment}"]')
+    camera.resize(COMPARED_HEIGHT)
     camera.open(f"{address}/#/compare-runs?runs={both}&experiments={experiment}", "Comparing")
-    camera.scroll_to("//*[normalize-space(text())='Metrics']")
+    for section in ("Visualizations", "Parameters", "Tags"):
+        camera.click(f"//*[@aria-label='collapse {section}']")
+    camera.click("//button[@aria-label='Metrics - Show diff only']")
+    camera.click("//*[text()[normalize-space(.)='summary.md']]")
     camera.save("mlflow-compare")
+    camera.resize()
+
+
+def picture_nights(camera: Camera, address: str, night: NightInMlflow) -> None:
+    """All nights in the experiment's table of runs, with the columns of NIGHT_COLUMNS chosen."""
+    query = urlencode({"searchFilter": "tags.`nightjar.stage` = 'night'"})
+    table = f"{address}/#/experiments/{night.experiment}/runs?{query}"
+    camera.open(table, night.name)
+    # What a click on each in the menu "Columns" leaves behind.
+    key = f'MLflowLocalStorage-1.1-ExperimentPage-["{night.experiment}"]-ReactComponentState'
+    choose = "const kept = JSON.parse(localStorage.getItem(arguments[0])); kept.selectedColumns = arguments[1];"
+    choose += "localStorage.setItem(arguments[0], JSON.stringify(kept))"
+    camera.browser.execute_script(choose, key, NIGHT_COLUMNS)
+    camera.resize(TABLE_HEIGHT)
+    camera.open(table, night.name)
+    camera.save("mlflow-nights")
+    camera.resize()
 
 
 def picture_prefect(camera: Camera, address: str, night: NightInPrefect) -> None:
@@ -58,6 +85,7 @@ def picture_prefect(camera: Camera, address: str, night: NightInPrefect) -> None
     camera.open(f"{address}/runs/flow-run/{night.flow_run}", "Artifacts")
     camera.click("//*[text()[normalize-space(.)='Artifacts']]")
     camera.find(f"//*[text()[contains(., '{night.key}')]]")
+    camera.wait_for_drawing("//canvas")
     camera.save("prefect-night")
     camera.open(f"{address}/artifacts/artifact/{night.artifact}", "Gate")
     camera.save("prefect-summary")

@@ -76,5 +76,6 @@ def report_task(summary: NightSummary, run: str | None) -> None:
     """
     key = summary.night.lower().replace("_", "-").replace(".", "-")
     page = night_markdown(summary, run=run)
-    create_markdown_artifact(page, key=f"{key}-summary", description=f"Night {summary.night}")
-    create_table_artifact(summary.rows(), key=f"{key}-table", description=summary.headline)
+    # The description of an artifact is what its card on the flow run's page says.
+    create_markdown_artifact(page, key=f"{key}-summary", description=summary.headline)
+    create_table_artifact(summary.rows(), key=f"{key}-table", description=f"Night {summary.night}, as one table")

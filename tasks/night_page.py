@@ -75,9 +75,9 @@ def _registered(summary: NightSummary) -> str:
 
 
 def _curves(pictures: Mapping[str, str], run: str | None) -> str:
-    """One paragraph: pictures stand beside each other as far as the window is wide enough."""
+    """One line, since MLflow breaks at every end of one: pictures stand beside each other where the window is wide."""
     if pictures:
-        return "\n".join(f"![{title}]({place})" for title, place in pictures.items())
+        return " ".join(f"![{title}]({place})" for title, place in pictures.items())
     return f"[On the night's run in MLflow]({run})." if run else ""
 
 
@@ -134,12 +134,14 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def with_gaps(markdown: str) -> str:
-    """`markdown` with an em space at the end of each table cell but a row's last: MLflow shows tables without padding.
+    """`markdown` as MLflow wants it, which shows tables without padding: an em space behind each cell but a row's last,
+    and an empty line below a table.
 
     As an entity, since MLflow trims the character itself. `plain` escapes every bar within a cell, so a bar behind a
     space ends one.
     """
-    return "\n".join(re.sub(r" \|(?=.)", f"{_GAP} |", line) if _is_row(line) else line for line in markdown.split("\n"))
+    lines = [re.sub(r" \|(?=.)", f"{_GAP} |", line) if _is_row(line) else line for line in markdown.split("\n")]
+    return re.sub(r"(?<!\\)\|\n\n", "|\n\n<br>\n\n", "\n".join(lines))
 
 
 def fit_note(markdown: str, whole: str, limit: int = NOTE_CHARACTERS) -> str:

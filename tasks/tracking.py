@@ -218,10 +218,10 @@ class NightRun:
             if not any(item.path == file for item in client.list_artifacts(self.run_id)):
                 client.log_table(self.run_id, data=dict(columns), artifact_file=file)
 
-    def note(self, markdown: str, whole: str) -> None:
-        """The run's note, shown on top of its page, and the same in full as the artifact `whole`."""
+    def note(self, markdown: str, whole: str, plain: str | None = None) -> None:
+        """The note on top of the run's page; in full (or as `plain`, without pictures) as the artifact `whole`."""
         with answering(self.site.tracking_uri):
-            self.site.registry.client.log_text(self.run_id, markdown, whole)
+            self.site.registry.client.log_text(self.run_id, markdown if plain is None else plain, whole)
             self.site.registry.client.set_tag(self.run_id, NOTE, fit_note(with_gaps(markdown), whole))
 
     def register_run(self) -> RegisterRun:
