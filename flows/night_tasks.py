@@ -69,8 +69,13 @@ def promote_task(night: NightWork, version: str, force: Force | None) -> Promoti
 
 
 @task(name="report", task_run_name="report", **ACT)
-def report_task(summary: NightSummary) -> None:
-    """The night's page as Prefect artifacts: to read, and as the one table that the terminal shows."""
+def report_task(summary: NightSummary, run: str | None) -> None:
+    """The night's page as Prefect artifacts: to read, and as the one table that the terminal shows.
+
+    `run`: the address of the night's run in MLflow, which has the curves; null where no server shows it.
+    """
     key = summary.night.lower().replace("_", "-").replace(".", "-")
-    create_markdown_artifact(night_markdown(summary), key=f"{key}-summary", description=f"Night {summary.night}")
-    create_table_artifact(summary.rows(), key=f"{key}-table", description=summary.headline)
+    page = night_markdown(summary, run=run)
+    # The description of an artifact is what its card on the flow run's page says.
+    create_markdown_artifact(page, key=f"{key}-summary", description=summary.headline)
+    create_table_artifact(summary.rows(), key=f"{key}-table", description=f"Night {summary.night}, as one table")

@@ -253,7 +253,7 @@ def _report(night: NightWork, report: EvaluationReport | None, decision: GateDec
         with only_shown("the page on the terminal"):
             listener().summary(summary)
         with only_shown("the page in Prefect"):
-            report_task(summary)
+            report_task(summary, night.tracker.run.url())
 
 
 def _final_state(night: NightWork, decision: GateDecision) -> State[Any]:

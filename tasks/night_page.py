@@ -1,10 +1,11 @@
 """A night's page in markdown, for a person who decides in one minute; and the run's note that holds it.
 
-Verdict, one sentence a rule, figures, curves, answers old beside new, details. Each thing is said once.
+Verdict, one sentence a rule, curves, answers old beside new, figures, details. Each thing is said once.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from tasks.headline import promoted_as
@@ -14,26 +15,30 @@ from training.evaluation.gate_markdown import bullet, plain
 
 _ANSWERS = 3
 _ANSWER_CHARACTERS = 240
+_GAP = "&emsp;"
 _MODELS = ("new", "champion", "reference", "new - champion", "new - reference")
 
 NOTE_CHARACTERS = 7_900
 """MLflow keeps 8,000 characters of a tag, and the note is one."""
 SUMMARY = "summary.md"
-"""The artifact of the night's run that holds the whole page."""
+"""The artifact of the night's run that holds the whole page; in no folder, since MLflow compares only such files."""
 DESCRIPTION_CHARACTERS = 4_900
 """MLflow keeps 5,000 characters of a version's description."""
 
 
-def night_markdown(summary: NightSummary, pictures: Mapping[str, str] | None = None) -> str:
-    """The page. `pictures`: what each shows -> where a browser finds it; left out where nothing can show them."""
+def night_markdown(summary: NightSummary, pictures: Mapping[str, str] | None = None, run: str | None = None) -> str:
+    """The page. `pictures`: what each shows -> where a browser finds it; left out where nothing can show them.
+
+    `run`: the address of the night's run in MLflow, named where there are no pictures.
+    """
     parts = [
         f"# Night {summary.night}",
         f"**{plain(summary.headline)}**",
         _registered(summary),
         _section("Gate", "\n".join(bullet(line.label, line.sentence) for line in summary.gate)),
-        _section("Figures", _figures(summary)),
-        _section("Curves", "\n\n".join(f"![{title}]({place})" for title, place in (pictures or {}).items())),
+        _section("Curves", _curves(pictures or {}, run)),
         _section("Answers, old beside new", _answers(summary)),
+        _section("Figures", _figures(summary)),
         _section("Details", _details(summary)),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -67,6 +72,13 @@ def _registered(summary: NightSummary) -> str:
     alias = f" (`{summary.alias}`)" if summary.alias else ""
     version = f"version **{summary.version}** of `{summary.model}`{alias}" if summary.version else "nothing"
     return f"Registered: {version}. {summary.seconds:.0f} s in all."
+
+
+def _curves(pictures: Mapping[str, str], run: str | None) -> str:
+    """One line, since MLflow breaks at every end of one: pictures stand beside each other where the window is wide."""
+    if pictures:
+        return " ".join(f"![{title}]({place})" for title, place in pictures.items())
+    return f"[On the night's run in MLflow]({run})." if run else ""
 
 
 def _figures(summary: NightSummary) -> str:
@@ -121,6 +133,17 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([*lines, *(f"| {' | '.join(map(plain, row))} |" for row in rows)])
 
 
+def with_gaps(markdown: str) -> str:
+    """`markdown` as MLflow wants it, which shows tables without padding: an em space behind each cell but a row's last,
+    and an empty line below a table.
+
+    As an entity, since MLflow trims the character itself. `plain` escapes every bar within a cell, so a bar behind a
+    space ends one.
+    """
+    lines = [re.sub(r" \|(?=.)", f"{_GAP} |", line) if _is_row(line) else line for line in markdown.split("\n")]
+    return re.sub(r"(?<!\\)\|\n\n", "|\n\n<br>\n\n", "\n".join(lines))
+
+
 def fit_note(markdown: str, whole: str, limit: int = NOTE_CHARACTERS) -> str:
     """`markdown`, or its first lines with a closing sentence that the rest is in the artifact `whole`.
 
@@ -143,5 +166,10 @@ def fit_note(markdown: str, whole: str, limit: int = NOTE_CHARACTERS) -> str:
 
 def _dangles(line: str) -> bool:
     """A heading with nothing below it, an empty line, or the head of a table without a row."""
-    is_rule = line.startswith("|") and set(line) <= set("|-: ")
+    is_rule = line.startswith("|") and not _is_row(line)
     return not line.strip() or line.startswith("#") or is_rule
+
+
+def _is_row(line: str) -> bool:
+    """A table's head or row, not the rule between them."""
+    return line.startswith("|") and not set(line) <= set("|-: ")

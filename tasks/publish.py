@@ -76,10 +76,13 @@ def _review_files(night: NightWork) -> ReviewFiles:
 
 
 def publish_summary(night: NightWork, summary: NightSummary) -> None:
-    """The page as the run's note (with the pictures that the run has by now) and as a file; its gist on the version."""
-    (night.folder / SUMMARY).write_text(night_markdown(summary), encoding="utf-8")
-    run = night.tracker.run
-    night.tracker.attempt("the note", lambda: run.note(night_markdown(summary, run.pictures()), f"summary/{SUMMARY}"))
+    """The page as the run's note (with the pictures that the run has by now) and as a file; its gist on the version.
+
+    MLflow shows pictures in a note, and their addresses in a file.
+    """
+    run, page = night.tracker.run, night_markdown(summary)
+    (night.folder / SUMMARY).write_text(page, encoding="utf-8")
+    night.tracker.attempt("the note", lambda: run.note(night_markdown(summary, run.pictures()), SUMMARY, page))
     version, told = night.state.version, fit_note(version_markdown(summary), SUMMARY, DESCRIPTION_CHARACTERS)
     if version is not None:
         night.tracker.attempt("the version's description", lambda: _describe(night, version, told))

@@ -11,10 +11,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from configs.credentials import without_credentials
 from tasks.candidate import RegisterRun
 from tasks.delivery import Destination
 from tasks.mlflow_keys import mlflow_key
-from tasks.night_page import fit_note
+from tasks.night_page import fit_note, with_gaps
 from tasks.night_params import compared_params
 from tasks.registry import answering
 from tasks.run_lookup import WHOLE_NIGHT, experiment_of, find_or_create_run, night_tags, run_exists
@@ -91,9 +92,9 @@ class NightRun:
 
     def url(self) -> str | None:
         """Where a browser finds the run, when MLflow is a server."""
-        base = self.site.tracking_uri.rstrip("/")
-        place = f"{base}/#/experiments/{self._state.experiment_id}/runs/{self.run_id}"
-        return place if base.startswith("http") else None
+        run = f"#/experiments/{self._state.experiment_id}/runs/{self.run_id}"
+        base = without_credentials(self.site.tracking_uri.rstrip("/"))
+        return f"{base}/{run}" if base.startswith("http") else None
 
     def stage_run(self, stage: str) -> str:
         """The nested run of a stage, created on first use and found again later."""
@@ -207,9 +208,8 @@ class NightRun:
             found = self.site.registry.client.list_artifacts(self.run_id, "figures")
         names = [Path(item.path).stem for item in found if item.path.endswith(".png")]
         names = [*(name for name in _FIRST_PICTURES if name in names), *sorted(set(names) - set(_FIRST_PICTURES))]
-        return {
-            name.replace("_", " "): f"get-artifact?path=figures%2F{name}.png&run_uuid={self.run_id}" for name in names
-        }
+        place = f"get-artifact?path=figures%2F{{}}.png&run_uuid={self.run_id}"
+        return {name.replace("_", " "): place.format(name) for name in names}
 
     def log_answers(self, columns: Mapping[str, Sequence[Any]], file: str = "answers.json") -> None:
         """A table for MLflow's evaluation view, once: MLflow would append a second time."""
@@ -218,11 +218,11 @@ class NightRun:
             if not any(item.path == file for item in client.list_artifacts(self.run_id)):
                 client.log_table(self.run_id, data=dict(columns), artifact_file=file)
 
-    def note(self, markdown: str, whole: str) -> None:
-        """The run's note, shown on top of its page, and the same in full as the artifact `whole`."""
+    def note(self, markdown: str, whole: str, plain: str | None = None) -> None:
+        """The note on top of the run's page; in full (or as `plain`, without pictures) as the artifact `whole`."""
         with answering(self.site.tracking_uri):
-            self.site.registry.client.log_text(self.run_id, markdown, whole)
-            self.site.registry.client.set_tag(self.run_id, NOTE, fit_note(markdown, whole))
+            self.site.registry.client.log_text(self.run_id, markdown if plain is None else plain, whole)
+            self.site.registry.client.set_tag(self.run_id, NOTE, fit_note(with_gaps(markdown), whole))
 
     def register_run(self) -> RegisterRun:
         """The short run that logs the model version: the nested run `register`, where it has been shown already."""

@@ -66,7 +66,7 @@ def prepare(patch: pytest.MonkeyPatch, serving: SharedServing) -> None:
     for name in _TASKS:
         patch.setattr(night_flow, name, getattr(night_flow, name).fn)
     patch.setattr(launch, "start_child", fork_stage)
-    patch.setattr(night_flow, "report_task", lambda summary: None)
+    patch.setattr(night_flow, "report_task", lambda summary, run: None)
     patch.setattr(night_flow, "FlowLog", lambda then: then)
 
     def borrow(site: Site) -> AbstractContextManager[ServingWorker]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from configs.schema import NightConfig
-from tasks.night_page import night_markdown, version_markdown, with_rollback
+from tasks.night_page import night_markdown, version_markdown, with_gaps, with_rollback
 from tasks.night_state import NightState, StageNote
 from tasks.summary import NightSummary, summarise
 from tasks.version_tags import ROLLBACK_REASON, ROLLED_BACK_AT
@@ -25,7 +25,7 @@ CONFIG = NightConfig.model_validate(
         "gates": {"rules": RULES},
     }
 )
-ORDER = ["# Night", "promoted: version 3", "## Gate", "## Figures", "## Curves", "## Answers", "## Details"]
+ORDER = ["# Night", "promoted: version 3", "## Gate", "## Curves", "## Answers", "## Figures", "## Details"]
 
 
 def judged(samples: int = 9) -> tuple[EvaluationReport, GateDecision]:
@@ -59,7 +59,7 @@ def page_of(report: EvaluationReport, decision: GateDecision) -> NightSummary:
     return summarise(state, CONFIG, {}, report, decision)
 
 
-def test_verdict_rules_figures_curves_answers_details_in_this_order() -> None:
+def test_verdict_rules_curves_answers_figures_details_in_this_order() -> None:
     page = night_markdown(page_of(*judged()), {"reward and kl": "get-artifact?path=a.png"})
     places = [page.index(part) for part in ORDER]
     assert places == sorted(places)
@@ -72,8 +72,8 @@ def test_each_rule_is_said_once_and_nothing_is_promised_any_more() -> None:
     page = night_markdown(page_of(report, decision))
     assert decision.verdict == "PASS"
     for rule in decision.rules:
-        assert page.count(rule.sentence) == 1, rule.label
-        assert page.count(f"**{rule.label}**") == (not rule.sentence.startswith(rule.label))
+        assert page.replace("**", "").count(rule.sentence) == 1, rule.label
+        assert page.count(f"- **{rule.label}**: ") == 1, "each line begins with its rule, to find it by"
     assert page.count("stays_near") == 1
     assert "may become" not in page
 
@@ -85,7 +85,7 @@ def test_the_page_of_the_version_says_what_became_of_it_and_why() -> None:
     below = with_rollback(page, {ROLLBACK_REASON: "it rambles", ROLLED_BACK_AT: "2025-06-03T04:00:00Z"})
     assert below == f"**rolled back 2025-06-03T04:00:00Z: it rambles**\n\n{page}"
     assert with_rollback(page, {}) == page
-    assert all(page.count(rule.sentence) == 1 for rule in decision.rules)
+    assert all(page.replace("**", "").count(rule.sentence) == 1 for rule in decision.rules)
 
 
 def test_models_stand_side_by_side_with_intervals() -> None:
@@ -131,6 +131,27 @@ def test_text_of_models_can_neither_break_the_table_nor_load_pictures() -> None:
     assert "<img" not in row
     assert "](http" not in row
     assert len(row) < 400
+
+
+def test_gaps_stand_between_the_cells_of_tables_and_below_them_and_nowhere_else() -> None:
+    page = "a | b\n\n| head | of\\|one |  |\n| --- | --- | --- |\n| 1 | 2 |  |\n\nend \\|\n\n"
+    cells = "a | b\n\n| head&emsp; | of\\|one&emsp; |  |\n| --- | --- | --- |\n| 1&emsp; | 2&emsp; |  |\n\n"
+    assert with_gaps(page) == f"{cells}<br>\n\nend \\|\n\n"
+    whole = night_markdown(page_of(*judged()), {"a": "b"})
+    assert with_gaps(whole).replace("&emsp;", "").replace("<br>\n\n", "") == whole, "nothing else changes"
+
+
+def test_pictures_are_one_line_to_stand_beside_each_other() -> None:
+    page = night_markdown(page_of(*judged()), {"a": "b", "c": "d"})
+    assert "\n\n![a](b) ![c](d)\n\n" in page
+
+
+def test_where_no_picture_can_be_shown_the_page_says_where_the_curves_are() -> None:
+    summary = page_of(*judged())
+    address = "http://m:5000/#/experiments/1/runs/2"
+    assert f"## Curves\n\n[On the night's run in MLflow]({address})." in night_markdown(summary, run=address)
+    assert address not in night_markdown(summary, {"a": "b"}, address)
+    assert "## Curves" not in night_markdown(summary)
 
 
 def test_a_night_that_failed_early_has_a_short_page() -> None:

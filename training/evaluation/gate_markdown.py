@@ -45,9 +45,9 @@ def _bullets(title: str, rules: Sequence[RuleOutcome]) -> list[str]:
 
 
 def bullet(label: str, sentence: str) -> str:
-    """A rule in one line; its label only where the sentence does not begin with it."""
-    named = "" if sentence.startswith(label) else f"**{plain(label)}**: "
-    return f"- {named}{plain(sentence)}"
+    """A rule in one line that begins with its label, which is said once where the sentence begins with it as well."""
+    name, told = plain(label), plain(sentence)
+    return f"- **{name}**{told.removeprefix(name)}" if told.startswith(name) else f"- **{name}**: {told}"
 
 
 def _table(decision: GateDecision) -> str:

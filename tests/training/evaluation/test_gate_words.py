@@ -37,7 +37,7 @@ def test_markdown_says_what_happened_once_it_has(one):
         assert early not in page
     assert explain(decision, told).splitlines()[0] == told
     assert page.count("95 % interval") == 1, "a sentence a rule"
-    assert "- report: every number is finite" in page, "a label that the sentence begins with is not said before it"
+    assert "- **report**: every number is finite" in page, "a label that the sentence begins with is not said before it"
 
 
 def test_markdown_keeps_data_as_data(make):
