@@ -38,8 +38,8 @@ demo: install ## one night on data and a model made here; again for a second nig
 stack: install ## PostgreSQL, Prefect, MLflow and two workers as native processes on loopback
 	@OMP_NUM_THREADS= $(BIN)/python -m flows.stack up
 
-stack-down: install ## end them; the data stay
-	@$(BIN)/python -m flows.stack down
+stack-down: ## end them; the data stay
+	@[ ! -x $(BIN)/python ] || $(BIN)/python -m flows.stack down
 
 test: install ## all quick tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not integration"

@@ -7,6 +7,7 @@ process is known for certain from its own lock in the home, which the kernel ope
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -40,33 +41,50 @@ def close_lost_runs(
     starting_seconds: float = _STARTING_SECONDS,
     ending_seconds: float = _ENDING_SECONDS,
     pending_seconds: float = _PENDING_SECONDS,
+    workers_since: datetime | None = None,
 ) -> list[str]:
     """Call the runs of the chain's deployments crashed that have no process; say which.
 
     A run that began less than `starting_seconds` ago may not have come to its lock, one that has just let go of it may
     not have reported its end: the first is left alone, the second gets `ending_seconds`. One a worker took that
     has not begun is left alone for `pending_seconds`. Should it begin later all the same, its locks and leases keep it
-    from doing anything twice.
+    from doing anything twice. Where the workers were started at `workers_since`, no run of before is on its way.
     """
     if not home.is_dir():  # it says nothing about anybody
         return []
+    patience = _Patience(starting_seconds, pending_seconds, workers_since)
     with get_client(sync_client=True) as client:
-        if not _without_process(client, home, chain, starting_seconds, pending_seconds):
+        if not _without_process(client, home, chain, patience):
             return []
         time.sleep(ending_seconds)
-        lost = _without_process(client, home, chain, starting_seconds, pending_seconds)
+        lost = _without_process(client, home, chain, patience)
         for run in lost:
             client.set_flow_run_state(run.id, Crashed(message="its process is gone; found by reconcile"), force=True)
             run_lock_path(home, str(run.id)).unlink(missing_ok=True)
     return [f"flow run {run.name} went on without a process and is called crashed" for run in lost]
 
 
-def _without_process(
-    client: SyncPrefectClient, home: Path, chain: str, starting_seconds: float, pending_seconds: float
-) -> list[FlowRun]:
-    runs = [run for flow in FLOWS for run in _under_way(client, f"{flow}/{chain}")]
-    late = [run for run in runs if _age(run) > (pending_seconds if _is_pending(run) else starting_seconds)]
-    return [run for run in late if not holder_of(run_lock_path(home, str(run.id)))]
+@dataclass(frozen=True)
+class _Patience:
+    """How long a run may be in its state without a lock."""
+
+    starting_seconds: float
+    pending_seconds: float
+    workers_since: datetime | None
+
+    def is_over(self, run: FlowRun) -> bool:
+        if run.state is None:
+            return False
+        since = run.state.timestamp  # a run that is repeated began anew, whenever it first did
+        if self.workers_since is not None and since < self.workers_since:
+            return True
+        granted = self.pending_seconds if run.state.is_pending() else self.starting_seconds
+        return (datetime.now(UTC) - since).total_seconds() > granted
+
+
+def _without_process(client: SyncPrefectClient, home: Path, chain: str, patience: _Patience) -> list[FlowRun]:
+    runs = [run for flow in FLOWS for run in _under_way(client, f"{flow}/{chain}") if patience.is_over(run)]
+    return [run for run in runs if not holder_of(run_lock_path(home, str(run.id)))]
 
 
 def _under_way(client: SyncPrefectClient, deployment: str) -> list[FlowRun]:
@@ -78,12 +96,3 @@ def _under_way(client: SyncPrefectClient, deployment: str) -> list[FlowRun]:
         deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[wanted])),
         flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_AT_WORK))),
     )
-
-
-def _is_pending(run: FlowRun) -> bool:
-    return run.state is not None and run.state.is_pending()
-
-
-def _age(run: FlowRun) -> float:
-    """Seconds since a worker took it, or since it began: a run that is repeated began anew, whenever it first did."""
-    return (datetime.now(UTC) - run.state.timestamp).total_seconds() if run.state is not None else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,6 +38,13 @@ class ReconcileRequest(Form):
     occasion: Annotated[
         str, Field(title="Occasion", description="What happened, in words; set by the automation. Empty: the schedule.")
     ] = ""
+    workers_since: Annotated[
+        datetime | None,
+        Field(
+            title="Workers since",
+            description="When the workers were started, where that is known: runs of before are not waited for.",
+        ),
+    ] = None
     notify: Blocks = ()
 
 
@@ -51,7 +59,8 @@ def reconcile(request: ReconcileRequest) -> State[Any]:
     try:
         with shown_at_work(home):
             chain = (request.deployment or "").partition("/")[2]
-            return _put_in_order(request, close_lost_runs(home, chain) if chain else [])
+            lost = close_lost_runs(home, chain, workers_since=request.workers_since) if chain else []
+            return _put_in_order(request, lost)
     except NightjarError as error:
         return Failed(message=str(error))
 

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +24,7 @@ import typer
 
 from configs.errors import NightjarError
 from flows.stack_postgres import open_postgres
+from flows.stack_reconcile import ask_for_reconcile
 from flows.stack_services import LOOPBACK, Ports, addresses, services_of
 from flows.stack_supervisor import LOGS, STATE, Supervisor
 from tasks.home import home_at, home_of
@@ -61,9 +63,11 @@ def up(
             _end_strays(folder)
         require_free(ports)
         require_driver()
-        started = time.monotonic()
+        started, since = time.monotonic(), datetime.now(UTC)
         _spawn(place, folder, ports)
         typer.echo(f"the stack is up after {time.monotonic() - started:.0f} s")
+        if chains := ask_for_reconcile(addresses(ports)["PREFECT_API_URL"], since):
+            typer.echo(f"asked to close what the last stack left open, which takes a minute: {', '.join(chains)}")
     shown = (folder / "env").read_text(encoding="utf-8")
     read = f". {shlex.quote(str(folder / 'env'))}"
     typer.echo(f"{_states(folder)}\n\nfor your shell (also: {read}):\n{shown}")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
+from prefect.settings import PREFECT_API_URL
 from prefect.states import AwaitingRetry, Completed, Failed, Paused, Pending, Running, State
 
 from flows import signs_of_life
@@ -18,6 +21,7 @@ from flows.deployments import Chain
 from flows.lost_runs import close_lost_runs
 from flows.reconcile import ReconcileRequest, reconcile
 from flows.signs_of_life import shown_at_work
+from flows.stack_reconcile import ask_for_reconcile
 from tasks.locks import held_lock, holder_of, run_lock_path
 
 WATCHED = ("nightly", "train", "watch", "approve", "rollback", "reconcile")
@@ -45,6 +49,10 @@ class Server:
         run = self.client.create_flow_run_from_deployment(deployment.id)
         self.client.set_flow_run_state(run.id, Pending(), force=True)
         return run.id
+
+    def deployment(self, flow: str) -> DeploymentFilter:
+        found = self.client.read_deployment_by_name(f"{flow}/{self.chain}").id
+        return DeploymentFilter(id=DeploymentFilterId(any_=[found]))
 
     def state_of(self, run: uuid.UUID) -> State:
         state = self.client.read_flow_run(run).state
@@ -104,8 +112,27 @@ def test_a_run_that_was_repeated_has_as_long_to_come_to_its_lock_as_any(server: 
     assert server.state_of(run).is_running()
 
 
+def test_runs_of_before_the_workers_are_not_waited_for(server: Server, tmp_path: Path) -> None:
+    before = [server.run_of("train"), server.taken("nightly")]
+    since = datetime.now(UTC)
+    later = server.run_of("watch")
+    told = close_lost_runs(tmp_path, server.chain, ending_seconds=0.0, workers_since=since)
+    assert len(told) == 2
+    assert all(server.state_of(run).is_crashed() for run in before)
+    assert server.state_of(later).is_running(), "on its way to its lock"
+
+
+def test_a_stack_that_is_up_again_asks_every_chain(server: Server) -> None:
+    since = datetime.now(UTC)
+    assert server.chain in ask_for_reconcile(str(PREFECT_API_URL.value()), since)
+    (run,) = server.client.read_flow_runs(deployment_filter=server.deployment("reconcile"))
+    asked = ReconcileRequest.model_validate(run.parameters["request"])
+    assert (asked.workers_since, asked.chain) == (since, server.chain)
+    assert ask_for_reconcile("http://127.0.0.1:9/api", since) == []
+
+
 def test_reconcile_closes_them_and_not_itself(server: Server, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(close_lost_runs, "__defaults__", (0.0, 0.0, 3600.0))
+    monkeypatch.setattr(close_lost_runs, "__defaults__", (0.0, 0.0, 3600.0, None))
     lost = server.run_of("watch")
     request = ReconcileRequest(home=str(tmp_path), chain=server.chain, deployment=f"nightly/{server.chain}")
     state = reconcile(request, return_state=True)
