@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prefect import State, flow
-from prefect.runtime import flow_run
+from prefect.runtime import deployment, flow_run
 from prefect.states import Completed, Failed
 
 from configs.errors import NightjarError
@@ -55,7 +55,8 @@ SKIPPED, REJECTED, UNDECIDED = "Skipped", "Rejected", "Undecided"
 def _run_name() -> str:
     request = flow_run.parameters.get("request")
     config = request.config if isinstance(request, NightRequest) else dict(request or {}).get("config", "night")
-    return f"{Path(config).stem} {time.strftime('%Y-%m-%d %H:%M')}"
+    chain = deployment.name or Path(config).stem  # a deployment has the chain's name, its config perhaps another
+    return f"{chain} {time.strftime('%Y-%m-%d %H:%M')}"
 
 
 @flow(name="nightly", flow_run_name=_run_name, persist_result=False, log_prints=False)

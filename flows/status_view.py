@@ -12,22 +12,28 @@ from rich.markup import escape
 from rich.table import Table
 
 from configs.errors import NightjarError
+from tasks.chains import NoNightYet
 from tasks.last_config import sites_of
 from tasks.night_lock import night_at_work
 from tasks.night_state import NightBook, NightState
 from tasks.registry_errors import JournalError
 from tasks.site import Site
+from training.contract import LEASE
 
 _STYLES = {"finished": "green", "failed": "red", "running": "yellow", "skipped": "dim"}
 
 
 def status_view(home: Path, count: int) -> RenderableType:
-    """The page; makes nothing. Raises NightjarError when the home has seen no night."""
+    """The page; makes nothing. Raises NightjarError when there is no such home."""
     book = NightBook(home)
     nights, unreadable = book.nights(), book.unreadable()
     lines, problems = [], []
     try:
         sites = sites_of(home)
+    except NoNightYet as fresh:
+        if not home.is_dir():
+            raise
+        return Group(escape(str(fresh)), *map(escape, _at_work(home)))
     except NightjarError as error:
         if not (nights or unreadable):
             raise
@@ -40,7 +46,7 @@ def status_view(home: Path, count: int) -> RenderableType:
     lines += at_work
     problems += _night_problems(nights, bool(at_work))
     problems += map(str, unreadable)
-    parts: list[RenderableType] = [f"home {escape(str(home))}", _nights_table(nights[-count:]), *map(escape, lines)]
+    parts: list[RenderableType] = [f"home {escape(str(home))}", _nights_table(book, nights[-count:]), *map(escape, lines)]
     parts += [f"[red]open[/] {escape(problem)}" for problem in problems] or ["no open problems"]
     return Group(*parts)
 
@@ -63,7 +69,7 @@ def _night_problems(nights: list[NightState], at_work: bool) -> list[str]:
     return [*running, *owed]
 
 
-def _nights_table(nights: list[NightState]) -> Table:
+def _nights_table(book: NightBook, nights: list[NightState]) -> Table:
     table = Table()
     for column in ("night", "began", "minutes", "status", "verdict", "version", "in words"):
         table.add_column(column, overflow="fold")
@@ -71,10 +77,20 @@ def _nights_table(nights: list[NightState]) -> Table:
         began = time.strftime("%Y-%m-%d %H:%M", time.localtime(night.started))
         style = _STYLES[night.status]
         version = f"{night.version}{' (promoted)' if night.promoted else ''}" if night.version else ""
-        minutes = f"{night.seconds / 60:.1f}" if night.ended else ""
-        cells = map(escape, (night.verdict or "", version, night.reason or ""))
+        minutes = f"{night.seconds / 60:.1f}" if night.ended or night.status == "running" else ""
+        cells = map(escape, (night.verdict or "", version, night.reason or _stage_at_work(book, night)))
         table.add_row(escape(night.night), began, minutes, f"[{style}]{night.status}[/]", *cells)
     return table
+
+
+def _stage_at_work(book: NightBook, night: NightState) -> str:
+    """The stage that has a child right now, or the last one that came to its end; nothing of a night that is over."""
+    if night.status != "running":
+        return ""
+    at_work = sorted(lease.parent.name for lease in book.folder(night.night).glob(f"*/{LEASE}"))
+    if at_work:
+        return f"{', '.join(at_work)} is at work"
+    return f"{list(night.stages)[-1]} is done" if night.stages else ""
 
 
 def _registry_lines(site: Site) -> tuple[list[str], list[str]]:

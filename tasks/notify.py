@@ -14,6 +14,7 @@ from configs.errors import NightjarError
 
 log = logging.getLogger(__name__)
 _NAME = re.compile(r"[a-z0-9-]+/[a-z0-9-]+")
+_CREATE = "create it in Prefect under Blocks, or remove the name from `nightjar deploy --notify`"
 
 
 class NotifyError(NightjarError):
@@ -57,6 +58,7 @@ def _send(name: str, subject: str, body: str) -> None:
 def _load(name: str):  # type: ignore[no-untyped-def]  # NotificationBlock; Prefect is imported late, it takes seconds
     from prefect.blocks.abstract import NotificationBlock
     from prefect.blocks.core import Block
+    from prefect.exceptions import ObjectNotFound
 
     if not _NAME.fullmatch(name):
         raise NotifyError(
@@ -65,9 +67,11 @@ def _load(name: str):  # type: ignore[no-untyped-def]  # NotificationBlock; Pref
     try:
         block = Block.load(name)
     except Exception as error:
+        if isinstance(error.__cause__, ObjectNotFound):
+            raise NotifyError(f"this Prefect server has no block {name}", _CREATE) from None
         raise NotifyError(
             f"notification block {name} cannot be loaded ({type(error).__name__})",
-            "create it in Prefect under Blocks, or remove the name from `nightjar deploy --notify`",
+            _CREATE,
         ) from None
     if not isinstance(block, NotificationBlock):
         raise NotifyError(f"block {name} is no notification block", "name a Slack, Teams, e-mail or webhook block")

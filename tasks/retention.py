@@ -53,7 +53,8 @@ def planned(site: Site, keep: int | None = None) -> RetentionPlan:
     waiting = {state.version: state.night for state in waiting_nights(NightBook(site.home)) if state.version}
     kept = {number: f"night {night} waits for a person's answer" for number, night in waiting.items()}
     kept |= dict.fromkeys(site.journal.protected(site.model), "a rollback may return to it")
-    return plan(site.registry.versions(), site.registry.aliased(), kept, keep)
+    versions = site.registry.versions()
+    return plan(versions, site.registry.aliased() if versions else {}, kept, keep)
 
 
 def retain(site: Site, keep: int | None = None) -> RetentionPlan:

@@ -149,10 +149,13 @@ def test_run_refuses_before_any_compute(tmp_path: Path) -> None:
 
 
 def test_commands_on_a_home_without_nights_say_so(tmp_path: Path) -> None:
-    for command in (["status"], ["rollback", "--why", "x"]):
-        done = nightjar(*command, "--home", str(tmp_path))
-        assert done.returncode == 2
-        assert "has seen no night yet" in done.stderr
+    done = nightjar("rollback", "--why", "x", "--home", str(tmp_path))
+    assert done.returncode == 2
+    assert "has seen no night yet" in done.stderr
+    looked = nightjar("status", "--home", str(tmp_path))
+    assert looked.returncode == 0, "nothing is wrong with a home that waits for its first night"
+    assert "has seen no night yet" in looked.stdout
+    assert nightjar("status", "--home", str(tmp_path / "mistyped")).returncode == 2
     done = nightjar("gate", "explain", "n", "--home", str(tmp_path))
     assert done.returncode == 2
     assert "has no night 'n'" in done.stderr
