@@ -46,7 +46,8 @@ def status_view(home: Path, count: int) -> RenderableType:
     lines += at_work
     problems += _night_problems(nights, bool(at_work))
     problems += map(str, unreadable)
-    parts: list[RenderableType] = [f"home {escape(str(home))}", _nights_table(book, nights[-count:]), *map(escape, lines)]
+    table = _nights_table(book, nights[-count:])
+    parts: list[RenderableType] = [f"home {escape(str(home))}", table, *map(escape, lines)]
     parts += [f"[red]open[/] {escape(problem)}" for problem in problems] or ["no open problems"]
     return Group(*parts)
 

@@ -55,7 +55,7 @@ def explain_night(book: NightBook, state: NightState) -> str:
     """The stored decision in words, made once more from the stored report and rules: both must agree."""
     if not (book.folder(state.night) / FOLDER / DECISION).exists():
         ended = "is not done" if state.status == "running" else state.sentence.partition(": ")[2]
-        raise GateError(f"night {state.night} has come to no decision: it {ended}", "`nightjar status` says where it is")
+        raise GateError(f"night {state.night} has come to no decision: it {ended}", "see `nightjar status`")
     stored = stored_decision(book, state.night)
     evaluated = state.stages.get("evaluate")
     if evaluated is None:
