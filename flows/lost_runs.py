@@ -46,9 +46,9 @@ def close_lost_runs(
     """Call the runs of the chain's deployments crashed that have no process; say which.
 
     A run that began less than `starting_seconds` ago may not have come to its lock, one that has just let go of it may
-    not have reported its end: the first is left alone, the second gets `ending_seconds`. One a worker took that
-    has not begun is left alone for `pending_seconds`. Should it begin later all the same, its locks and leases keep it
-    from doing anything twice. Where the workers were started at `workers_since`, no run of before is on its way.
+    not have reported its end: the first is left alone, unless its lock is there; the second gets `ending_seconds`. One
+    a worker took that has not begun is left alone for `pending_seconds`. Should it begin later all the same, its locks and
+    leases keep it from doing anything twice. Where the workers were started at `workers_since`, none of before is coming.
     """
     if not home.is_dir():  # it says nothing about anybody
         return []
@@ -83,8 +83,13 @@ class _Patience:
 
 
 def _without_process(client: SyncPrefectClient, home: Path, chain: str, patience: _Patience) -> list[FlowRun]:
-    runs = [run for flow in FLOWS for run in _under_way(client, f"{flow}/{chain}") if patience.is_over(run)]
-    return [run for run in runs if not holder_of(run_lock_path(home, str(run.id)))]
+    runs = [run for flow in FLOWS for run in _under_way(client, f"{flow}/{chain}")]
+    return [run for run in runs if _is_lost(run_lock_path(home, str(run.id)), run, patience)]
+
+
+def _is_lost(lock: Path, run: FlowRun, patience: _Patience) -> bool:
+    """A lock that is there and that nobody holds had its process; where there is none, it may be on its way."""
+    return not holder_of(lock) and (lock.exists() or patience.is_over(run))
 
 
 def _under_way(client: SyncPrefectClient, deployment: str) -> list[FlowRun]:

@@ -112,6 +112,16 @@ def test_a_run_that_was_repeated_has_as_long_to_come_to_its_lock_as_any(server: 
     assert server.state_of(run).is_running()
 
 
+def test_a_run_whose_lock_is_there_and_free_is_not_waited_for(server: Server, tmp_path: Path) -> None:
+    killed, on_its_way = server.run_of("train"), server.run_of("train")
+    lock = run_lock_path(tmp_path, str(killed))
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    (told,) = close_lost_runs(tmp_path, server.chain, ending_seconds=0.0)
+    assert server.client.read_flow_run(killed).name in told
+    assert [server.state_of(run).is_running() for run in (killed, on_its_way)] == [False, True]
+
+
 def test_runs_of_before_the_workers_are_not_waited_for(server: Server, tmp_path: Path) -> None:
     before = [server.run_of("train"), server.taken("nightly")]
     since = datetime.now(UTC)
