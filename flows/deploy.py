@@ -103,8 +103,16 @@ def _put_deployment(client: SyncPrefectClient, deployment: Deployment) -> tuple[
         concurrency_options=_collision(deployment),
     )
     when = f"cron {deployment.cron} {deployment.timezone}" if deployment.cron else "no schedule"
-    how = "was created" if existing is None else "is up to date"
+    how = "was created" if existing is None else _difference(deployment, existing)
     return number, f"deployment {deployment.full_name} {how}: pool {deployment.pool}, {when}"
+
+
+def _difference(deployment: Deployment, existing: DeploymentResponse) -> str:
+    """What a person would want to know: a schedule that was another one until now."""
+    crons = [old.schedule for old in existing.schedules if isinstance(old.schedule, CronSchedule)]
+    before = [f"{cron.cron} {cron.timezone}" for cron in crons]
+    wanted = [f"{deployment.cron} {deployment.timezone}"] if deployment.cron else []
+    return "is up to date" if before == wanted else f"was changed (before: {', '.join(before) or 'no schedule'})"
 
 
 def _flow(deployment: Deployment) -> Flow[..., Any]:

@@ -13,6 +13,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import typer
 
 from configs.errors import ConfigError, NightjarError
+from tasks.notify import require_block_name
 
 if TYPE_CHECKING:
     from flows.deployments import Chain
@@ -87,7 +88,7 @@ def deploy_command(
         watch_cron=cron_or_off("--watch-cron", watch_cron),
         timezone=known_zone(timezone),
         approval_hours=approval_hours or None,
-        notify=tuple(notify or ()),
+        notify=tuple(map(require_block_name, notify or ())),  # before anything is sent to the server
         gpu_pool=gpu_pool,
         gpu_slots=gpu_slots,
         cpu_job=_pairs("--cpu-job", cpu_job or []),

@@ -47,8 +47,8 @@ def close_lost_runs(
 
     A run that began less than `starting_seconds` ago may not have come to its lock, one that has just let go of it may
     not have reported its end: the first is left alone, unless its lock is there; the second gets `ending_seconds`. One
-    a worker took that has not begun is left alone for `pending_seconds`. Should it begin later all the same, its locks and
-    leases keep it from doing anything twice. Where the workers were started at `workers_since`, none of before is coming.
+    a worker took that has not begun is left alone for `pending_seconds`. Should it begin later all the same, its locks
+    and leases keep it from doing anything twice. `workers_since`: when the workers began; nothing of before is coming.
     """
     if not home.is_dir():  # it says nothing about anybody
         return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from configs.errors import ConfigError, NightjarError
@@ -93,13 +94,29 @@ def reconcile_now(
     reach = check_existing_tracking if adopt is None else check_tracking
     reach(site.tracking_uri, site.config.reach_timeout_seconds)
     adopted = [] if adopt is None else [take_as_it_is(site, by=user_name(), why=adopt)]
+    lost = _close_lost_runs(home, chain)
     ended = finish_late(site)
     late = [*(f"the run of night {night} was ended late" for night in ended.nights), *ended.problems]
     done = reconcile(site)
     closed = [f"MLflow run {run} of a dead process was ended as KILLED" for run in done.closed_runs]
-    sentences = [*adopted, *late, *done.settled, *closed, *done.problems, *done.busy, *done.moved]
+    sentences = [*adopted, *lost, *late, *done.settled, *closed, *done.problems, *done.busy, *done.moved]
     told = "\n".join(sentences) if sentences else "nothing to do: everything was closed properly"
     return told, USER if done.problems else BUSY if done.busy else DONE
+
+
+def _close_lost_runs(home: Path, chain: str | None) -> list[str]:
+    """Runs that a Prefect server believes to go on, whose processes are gone; nothing where no server is named."""
+    if not os.environ.get("PREFECT_API_URL"):
+        return []
+    import httpx
+    from prefect.exceptions import PrefectHTTPStatusError
+
+    from flows.lost_runs import close_lost_runs
+
+    try:
+        return [told for known in chosen(home, chain, None) for told in close_lost_runs(home, known.name)]
+    except (httpx.TransportError, PrefectHTTPStatusError) as error:
+        return [f"Prefect does not answer ({type(error).__name__}): its runs were not looked at"]
 
 
 def answer(home: Path, model: str | None, prompt: str, max_new_tokens: int, chain: str | None = None) -> str:

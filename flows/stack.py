@@ -30,6 +30,7 @@ from flows.stack_supervisor import LOGS, STATE, Supervisor
 from tasks.home import home_at, home_of
 from tasks.launch_plan import ROOT
 from tasks.locks import held_lock, holder_of
+from tasks.night_lock import night_at_work
 from tasks.process_tree import end_processes
 
 FOLDER = "stack"
@@ -77,7 +78,7 @@ def up(
 def down(home: Home = None) -> None:
     """End everything, and check that nothing is left. The data stay."""
     folder = _home(home) / FOLDER
-    supervisor = supervisor_of(folder)
+    supervisor, ended = supervisor_of(folder), night_at_work(folder.parent)
     if supervisor is not None:
         supervisor.send_signal(signal.SIGTERM)
         try:
@@ -88,6 +89,8 @@ def down(home: Home = None) -> None:
     (folder / "supervisor.pid").unlink(missing_ok=True)
     left = f"; {strays} stray process(es) of a killed supervisor were ended" if strays else ""
     typer.echo(("the stack is down" if supervisor is not None else "the stack was not running") + left)
+    if ended is not None and night_at_work(folder.parent) is None:
+        typer.echo(f"{ended} was at work and has ended with it; its next start goes on from there")
 
 
 @app.command()

@@ -62,7 +62,7 @@ def _night_problems(nights: list[NightState], at_work: bool) -> list[str]:
     """`at_work`: then a night that is not done is the one at work, or waits behind it."""
     newest = {night.name: night for night in nights}
     running = [
-        f"night {n.night} is not done; repeat its command"
+        f"night {n.night} is not done and nobody is at work on it: `nightjar reconcile`, then start it again"
         for n in newest.values()
         if n.status == "running" and not at_work
     ]

@@ -42,6 +42,15 @@ def check_blocks(blocks: Sequence[str]) -> None:
         _load(name)
 
 
+def require_block_name(name: str) -> str:
+    """The name, where it has the form of one. Raises NotifyError; asks no server."""
+    if not _NAME.fullmatch(name):
+        raise NotifyError(
+            f"{name!r} does not name a block", "write type/name, for instance slack-webhook/ops or ms-teams-webhook/ops"
+        )
+    return name
+
+
 def _send(name: str, subject: str, body: str) -> None:
     block = _load(name)
     try:
@@ -60,10 +69,7 @@ def _load(name: str):  # type: ignore[no-untyped-def]  # NotificationBlock; Pref
     from prefect.blocks.core import Block
     from prefect.exceptions import ObjectNotFound
 
-    if not _NAME.fullmatch(name):
-        raise NotifyError(
-            f"{name!r} does not name a block", "write type/name, for instance slack-webhook/ops or ms-teams-webhook/ops"
-        )
+    require_block_name(name)
     try:
         block = Block.load(name)
     except Exception as error:

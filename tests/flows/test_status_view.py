@@ -220,8 +220,8 @@ def test_a_night_with_a_damaged_record_is_explained_from_its_files(nights) -> No
 def test_a_night_that_is_at_work_is_no_open_problem(home: Path) -> None:
     night = NightBook(home).nights()[-1].night
     change(home, night, status="running")
-    assert "is not done; repeat its command" in shown(home)
+    assert "is not done and nobody is at work on it" in shown(home)
     with only_night(home, "another"):
         told = shown(home)
     assert "a night is at work" in told
-    assert "repeat its command" not in told
+    assert "nobody is at work" not in told
