@@ -96,7 +96,7 @@ def _stage_at_work(book: NightBook, night: NightState) -> str:
 
 def _registry_lines(site: Site) -> tuple[list[str], list[str]]:
     """Champion and previous, and what is open in registry and journal: each is asked by itself."""
-    lines, problems = _asked(lambda: _champions(site))
+    lines, problems = _asked(lambda: [*_champions(site), *_last_rollback(site)])
     unfinished, damaged = _asked(lambda: _unfinished(site))
     problems += [*damaged, *unfinished]
     if lines and not damaged:
@@ -127,6 +127,16 @@ def _champions(site: Site) -> list[str]:
     check_existing_tracking(site.tracking_uri, site.config.reach_timeout_seconds)
     champion, previous = site.registry.alias(CHAMPION), site.registry.alias(PREVIOUS)
     return [f"{site.model}: champion {_named(champion)}, previous {_named(previous)}"]
+
+
+def _last_rollback(site: Site) -> list[str]:
+    """The newest change of champion, where it was a rollback: nobody has promoted anything since."""
+    with suppress(JournalError):  # said by the next question
+        last = site.journal.standing(site.model).last_change
+        if last is not None and last.event == "rolled_back":
+            what = f"version {last.taken_down} was rolled back to version {last.restored} at {last.time}"
+            return [f"{site.model}: {what} by {last.by or 'nobody named'}: {last.why or 'no reason was given'}"]
+    return []
 
 
 def _unfinished(site: Site) -> list[str]:

@@ -225,3 +225,17 @@ def test_a_night_that_is_at_work_is_no_open_problem(home: Path) -> None:
         told = shown(home)
     assert "a night is at work" in told
     assert "nobody is at work" not in told
+
+
+def test_the_newest_rollback_is_told_with_its_reason(home: Path) -> None:
+    assert "rolled back" not in shown(home)
+    site, up, down = site_of(home), new_act(), new_act()
+    site.registry.client.create_model_version(site.model, "nowhere", tags={DIGEST: "e"})
+    for event in ("pending", "verified"):
+        site.journal.write(Entry(event, site.model, up, previous="1", candidate="2", digest="e"))
+    why = {"taken_down": "2", "restored": "1", "digest": "e", "why": "reward is -1, below 0", "by": "automation"}
+    for event in ("rollback_pending", "rolled_back"):
+        site.journal.write(Entry(event, site.model, down, **why))
+    told = shown(home)
+    assert "version 2 was rolled back to version 1 at " in told
+    assert "by automation: reward is -1, below 0" in told
