@@ -21,6 +21,7 @@ from tasks.launch_plan import available_cores
 from tasks.mlflow_client import missing_database, tracking_uri_of
 from tasks.model_checks import check_models
 from tasks.night_state import NightBook
+from tasks.prefect_chain import missing_for
 from tasks.prefect_health import check_prefect
 from tasks.preflight import (
     check_home,
@@ -57,7 +58,7 @@ def examine(home: Path, config: NightConfig | None) -> list[Finding]:
         ("home", lambda: _home(home, config)),
         ("clock", lambda: _clock(home, config)),
         ("mlflow", lambda: _mlflow(home, config)),
-        ("prefect", _prefect),
+        ("prefect", lambda: _prefect(config)),
     ]
     if config is not None:
         checks += [
@@ -168,11 +169,13 @@ def _mlflow(home: Path, config: NightConfig | None) -> Finding:
     return _refusal("mlflow", f"{without_credentials(uri)} answers", lambda: check_tracking(uri, timeout))
 
 
-def _prefect() -> Finding:
+def _prefect(config: NightConfig | None) -> Finding:
     url = os.environ.get("PREFECT_API_URL")
     if not url:
         return Finding("prefect", "good", "no PREFECT_API_URL: each night brings a temporary server of its own")
     try:
-        return Finding("prefect", "good", check_prefect(url))
+        told = check_prefect(url)
     except NightjarError as refusal:
         return Finding("prefect", "bad", str(refusal))
+    missing = missing_for(url, config.name) if config is not None else []
+    return Finding("prefect", "look" if missing else "good", "; ".join([told, *missing]))
