@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -15,6 +16,7 @@ from configs.schema.metric_names import metric_problems
 from configs.schema.night import NightConfig
 
 CONFIGS = Path(__file__).resolve().parent.parent
+_OCTAL = re.compile(r"[-+]?0[0-9_]+")
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> NightConfig:
@@ -59,11 +61,21 @@ def preset_names() -> list[str]:
     return sorted(file.stem for file in (CONFIGS / "presets").glob("*.yaml"))
 
 
+def _refuse_other_bases(node: yaml.Node) -> None:
+    """YAML 1.1 reads 1:30 as 90 and 010 as 8, which nobody who writes a limit means."""
+    is_number = isinstance(node, yaml.ScalarNode) and node.tag.endswith((":int", ":float"))
+    if is_number and (":" in node.value or _OCTAL.fullmatch(node.value)):
+        told = f"{_short(node.value)} would be read in base {60 if ':' in node.value else 8}"
+        way_out = "write the number in tens, or a text in quotes"
+        raise yaml.constructor.ConstructorError(None, None, f"{told}; {way_out}", node.start_mark)
+
+
 class _OneOfEach(yaml.SafeLoader):
     """YAML in which a key that stands twice is refused: the second would silently replace the first."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """A value that has the form of a type and is none of it (a date 2026-13-45) is refused with its place."""
+        _refuse_other_bases(node)
         try:
             return super().construct_object(node, deep)
         except (ValueError, KeyError, AttributeError, OverflowError) as error:

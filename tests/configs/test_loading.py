@@ -202,3 +202,14 @@ def test_a_file_in_another_encoding_is_named_with_the_place(tmp_path: Path) -> N
 def test_a_problem_in_a_list_names_the_entry(tmp_path: Path) -> None:
     told = refusal(written(tmp_path), "gates.rules=[{metric: reward, min: 0}, {metric: kl_ref, max: big}]")
     assert "gates.rules[1].max: " in told
+
+
+@pytest.mark.parametrize(("value", "base"), [("1:30", 60), ("1:30.5", 60), ("010", 8), ("-0017", 8)])
+def test_numbers_in_other_bases_are_refused(tmp_path: Path, value: str, base: int) -> None:
+    assert f"{value}' would be read in base {base}" in refusal(written(tmp_path), f"seed={value}")
+
+
+@pytest.mark.parametrize("value", ["0", "10", "1_000", "0x10", "0.5", "-0.5", "1e-3"])
+def test_other_numbers_are_read(tmp_path: Path, value: str) -> None:
+    config = load_config(written(tmp_path), [f"gates.rules=[{{metric: reward, min: {value}}}]"])
+    assert config.gates.rules[0].min is not None
