@@ -67,7 +67,7 @@ def test_a_champion_whose_alias_was_removed_is_no_early_day(home: Path, webhook:
     for event in ("pending", "verified"):
         Journal(home).write(Entry(event=event, model="chat-policy", act=act, candidate="1"))
     assert measure(home).name == UNWATCHED
-    assert "has no champion any more" in webhook.heard[0]["text"]
+    assert "is gone, and the journal knows version 1" in webhook.heard[0]["text"]
 
 
 @pytest.fixture
