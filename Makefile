@@ -42,7 +42,7 @@ stack-down: ## end them; the data stay
 	@[ ! -x $(BIN)/python ] || $(BIN)/python -m flows.stack down
 
 test: install ## all quick tests
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not integration"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not integration" --durations 15
 
 test-slow: install ## real models and long loops
 	$(BIN)/python -m pytest -m slow
