@@ -117,12 +117,14 @@ def torn_checkpoints(home: Path) -> list[str]:
 
 
 def processes_below(home: Path) -> list[str]:
-    """Command lines of living processes that were started for a stage of this home."""
+    """Command lines of living processes that were started for a stage of this home; a stack in it is none."""
+    place, stack = f"{home.resolve()}/", f"{home.resolve()}/stack/"
     found = []
     for process in psutil.process_iter():
         try:
             is_alive = process.status() != psutil.STATUS_ZOMBIE
-            if is_alive and f"{process.environ().get(MARK, '')}/".startswith(f"{home.resolve()}/"):
+            mark = f"{process.environ().get(MARK, '')}/"
+            if is_alive and mark.startswith(place) and not mark.startswith(stack):
                 found.append(" ".join(process.cmdline()))
         except (psutil.Error, OSError):
             continue
