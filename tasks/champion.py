@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from configs.errors import NightjarError
 from configs.schema import NightConfig
 from tasks.agreement import require_named_champion
 from tasks.candidate import fetch_version
@@ -47,13 +46,8 @@ def freeze_champion(site: Site, night_folder: Path) -> FrozenChampion | None:
     )
 
 
-def no_champion(site: Site) -> NightjarError:
-    """What to raise where the alias names nobody: before the first promotion that is no fault, afterwards it is."""
-    if site.journal.champions(site.model):
-        return NightjarError(
-            f"{site.model} has no champion any more: somebody has removed the alias in MLflow",
-            "set the alias champion again there, or say `nightjar promote VERSION --force --why TEXT`",
-        )
+def no_champion(site: Site) -> NoChampionYet:
+    """What to raise before the first promotion, where the alias rightly names nobody."""
     return NoChampionYet(f"{site.model} has no champion yet", "run a night first: nightjar run CONFIG")
 
 

@@ -94,14 +94,6 @@ class ModelRegistry:
         with answering(self.tracking_uri):
             return _version(self.client.get_model_version(self.name, number))
 
-    def exists(self, number: str) -> bool:
-        """Whether that version is there."""
-        try:
-            self.version(number)
-        except RegistryError:
-            return False
-        return True
-
     def versions(self, tags: Mapping[str, str] | None = None) -> list[Version]:
         """All versions that carry all of `tags`, oldest first."""
         conditions = [f"name='{self.name}'", *(f"tags.`{key}`='{value}'" for key, value in (tags or {}).items())]

@@ -56,4 +56,4 @@ def test_real_versions_go_and_the_champion_still_rolls_back(
     assert rollback(site, why="test").restored == two
     assert site.registry.alias(CHAMPION) == two
     assert retain(site, keep=0).delete == (three,)
-    assert site.registry.exists(two)
+    assert two in [version.number for version in site.registry.versions()]
